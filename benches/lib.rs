@@ -1,0 +1,1 @@
+//! Benches of the Rust crates; each is named after the claim it supports.

@@ -1,0 +1,1 @@
+"""Kernels, each beside a plain-torch reference of the same signature."""

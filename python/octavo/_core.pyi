@@ -1,0 +1,365 @@
+"""The Rust extension: core, CPU kernels and model file headers.
+
+Pointers are plain integers (`tensor.data_ptr()`); whoever passes one keeps the memory alive, contiguous and unmoved for
+the call, or as long as the docstring says.
+"""
+
+from typing import Any, final
+
+__version__: str
+
+def build_info() -> dict[str, str]:
+    """Version, profile and target of the extension, for bug reports."""
+
+# ---------------------------------------------------------------- the core (rust/core)
+
+@final
+class TokenTable:
+    """Token id to bytes, shared by every sequence of an engine."""
+
+    def __new__(cls, token_bytes: list[bytes], flags: bytes, *, drop_leading_space: bool = False) -> TokenTable:
+        """Build the table.
+
+        Args:
+            token_bytes: the bytes each id stands for, already decoded (byte-level BPE mapped back, `<0x0A>` as one byte,
+                SentencePiece's mark as a space).
+            flags: one byte an id; bit 0: special (control) token.
+            drop_leading_space: the answer's very first space is dropped, as SentencePiece decoders do.
+        """
+
+    def __len__(self) -> int: ...
+    def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> bytes:
+        """UTF-8 text of int32 ids, exactly what the engine would stream for them as one answer."""
+
+@final
+class StepPlan:
+    """One step: how much of each plan array is filled. The arrays themselves lie in the arena."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def arena(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_decode_rows(self) -> int: ...
+    @property
+    def num_logits(self) -> int: ...
+    @property
+    def num_table_updates(self) -> int: ...
+    @property
+    def num_block_copies(self) -> int: ...
+    @property
+    def num_swaps(self) -> int: ...
+    @property
+    def num_param_updates(self) -> int: ...
+    @property
+    def num_bans(self) -> int: ...
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def max_seq_len(self) -> int: ...
+    @property
+    def max_query_len(self) -> int: ...
+
+@final
+class Frame:
+    """The outputs of one committed step, an event a sampled token; every array as little-endian bytes."""
+
+    @property
+    def num_events(self) -> int: ...
+    @property
+    def request_ids(self) -> bytes:
+        """int64[E]."""
+    @property
+    def sample_indices(self) -> bytes:
+        """int32[E]: which of the request's n answers."""
+    @property
+    def logit_indices(self) -> bytes:
+        """int32[E]: the token's place in the step's logits arrays (for log probabilities)."""
+    @property
+    def token_ids(self) -> bytes:
+        """int32[E]."""
+    @property
+    def text_ends(self) -> bytes:
+        """int32[E]: where the event's text ends in `text`; it begins where the one before ends."""
+    @property
+    def text(self) -> bytes:
+        """UTF-8, all events in order."""
+    @property
+    def finish_reasons(self) -> bytes:
+        """int32[E]: 0 runs on, 1 stop, 2 length."""
+    @property
+    def stop_reasons(self) -> bytes:
+        """int32[E]: of finish reason 1: the stop token's id; -1 - i for the i-th stop text; -2147483648 for an end
+        token of the model, or no reason."""
+    @property
+    def cached_tokens(self) -> bytes:
+        """int32[E]: prompt tokens found in the prefix cache at first admission."""
+
+@final
+class Core:
+    """Block pool, prefix cache, scheduler and sequences of one engine. Not thread safe; one loop calls it."""
+
+    def __new__(
+        cls,
+        *,
+        block_size: int,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: list[int],
+        policy: str = "fcfs",
+        aging_interval_us: int = 10_000_000,
+        enable_prefix_caching: bool = True,
+        hash_seed: int = 0,
+        group_min_blocks: int = 0,
+        token_table: TokenTable | None = None,
+    ) -> Core:
+        """`num_blocks` counts the null block 0. `group_min_blocks` 0 leaves the groups of rows empty.
+
+        Raises:
+            ConfigError: a value that cannot work.
+        """
+
+    def layout(self) -> list[tuple[str, int, int]]:
+        """(array name, offset, capacity) of every plan array in an arena, in int32 elements."""
+
+    def arena_len(self) -> int:
+        """int32 elements of one arena."""
+
+    def attach(self, arenas: list[tuple[int, int]], results: list[tuple[int, int]], owner: object) -> None:
+        """Hand over three arenas and three result buffers as (pointer, int32 elements); kept alive through `owner`.
+
+        The step with arena a leaves its sampled ids in result buffer a, int32[num_logits], before `commit`.
+
+        Raises:
+            ValueError: fewer than needed, too short, or not aligned to 4 bytes.
+        """
+
+    def submit(
+        self,
+        request_id: int,
+        prompt_token_ids: bytes,
+        *,
+        arrival_us: int,
+        n: int = 1,
+        max_tokens: int,
+        min_tokens: int = 0,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        seed: int = 0,
+        logprobs: int = -1,
+        stop_token_ids: list[int] = ...,
+        stop: list[bytes] = ...,
+        ignore_eos: bool = False,
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+        priority: int = 0,
+        cache_salt: bytes = b"",
+        adapter: int = 0,
+    ) -> None:
+        """Queue a request; int32 ids as bytes.
+
+        Raises:
+            InvalidRequest: empty prompt, an id outside the vocabulary, a value out of range, an id in use.
+            ContextLengthExceeded: prompt plus one token is longer than max_model_len.
+            CapacityExceeded: could never fit in the blocks there are.
+        """
+
+    def plan(self) -> StepPlan | None:
+        """Choose the next step and fill its arena; None when nothing can run now. At most one step may be open."""
+
+    def commit(self, step: int) -> Frame:
+        """Take the sampled ids of the oldest open step from its result buffer.
+
+        Raises:
+            ValueError: not the oldest open step.
+        """
+
+    def abort(self, request_id: int) -> bool:
+        """End a request without an event; False when it is not known (any more)."""
+
+    def history(self, slot: int) -> bytes:
+        """int32 ids of prompt and committed output of the sequence in a dense slot (for penalties)."""
+
+    def has_work(self) -> bool:
+        """True while a request is waiting, running or in flight."""
+
+    def stats(self) -> dict[str, int]:
+        """Gauges and counters, by name."""
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached block that no sequence holds; how many."""
+
+    def check_invariants(self) -> None:
+        """Raise RuntimeError where the core contradicts itself (tests)."""
+
+# ---------------------------------------------------------------- model files (rust/formats)
+
+def read_gguf(path: str) -> tuple[dict[str, Any], list[tuple[str, str, list[int], int, int]]]:
+    """Check a GGUF file's header against the file's size.
+
+    Returns:
+        (metadata, tensors): metadata values as Python scalars, strings and lists; a tensor as (name, type such as
+        "Q4_1", shape in torch's order, offset in the file, bytes).
+
+    Raises:
+        CorruptFile, UnsupportedModel, OSError.
+    """
+
+def read_safetensors(path: str) -> tuple[dict[str, str], list[tuple[str, str, list[int], int, int]]]:
+    """Check a safetensors file's header against the file's size; as `read_gguf` (dtype such as "BF16")."""
+
+def dequantize(source: int, num_bytes: int, kind: str, destination: int, num_elements: int, dtype: str) -> None:
+    """Dequantize GGUF blocks of one type into `bfloat16` or `float32` memory, in parallel, the GIL released.
+
+    Raises:
+        ValueError: sizes that do not fit together. UnsupportedModel: unknown kind.
+    """
+
+# ---------------------------------------------------------------- CPU kernels (rust/cpu)
+
+def cpu_info() -> dict[str, Any]:
+    """{"isa": "avx512_bf16" | "avx512" | "avx2" | "neon" | "portable", "isas": [...all usable here],
+    "bf16_native": bool, "num_threads": int, "physical_cores": int}."""
+
+def cpu_set_num_threads(num_threads: int) -> None:
+    """Threads of every CPU kernel; results do not depend on it."""
+
+def cpu_set_isa(isa: str) -> None:
+    """Force a slower instruction set (tests). Packed weights made before are invalid afterwards."""
+
+@final
+class PackedLinear:
+    """A dense layer's weight [N, K], packed for the CPU kernels; one arithmetic at every row count."""
+
+    def __new__(
+        cls, parts: list[tuple[int, int, str, int]], k: int, dtype: str, *, bias: int = 0
+    ) -> PackedLinear:
+        """Pack row-major parts stacked along N.
+
+        Args:
+            parts: (pointer, bytes, kind, rows); kind is "F32", "F16", "BF16" or a GGUF block type, dequantized on the
+                way. The memory is not needed afterwards.
+            k: columns.
+            dtype: "bfloat16" or "float32": what is stored, and the activations' dtype.
+            bias: pointer to float32[N], copied; 0 for none.
+        """
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def forward(
+        self, x: int, out: int, rows: int, *, x_stride: int = 0, out_stride: int = 0, out_float32: bool = False
+    ) -> None:
+        """out[rows, N] = x[rows, K] @ weight.T (+ bias), float32 accumulation in a fixed order of K; GIL released.
+
+        Strides in elements, 0 for contiguous. `out` has the dtype of x, or float32.
+        """
+
+    def embed(self, token_ids: int, out: int, rows: int) -> None:
+        """out[rows, K] = weight[token_ids] (int32 ids, checked against N)."""
+
+def cpu_rms_norm(
+    x: int, weight: int, out: int, rows: int, n: int, eps: float, dtype: str, *, residual: int = 0
+) -> None:
+    """out = rms_norm(x) * weight, a row at a time in float32; weight float32[n].
+
+    With `residual`: residual += x first (rounded to dtype), and the sum is what is normed.
+    """
+
+def cpu_act_and_mul(gate_up: int, out: int, rows: int, n: int, activation: str, dtype: str) -> None:
+    """out[rows, n] = activation(gate_up[:, :n]) * gate_up[:, n:]; "silu", "gelu" or "gelu_tanh"."""
+
+def cpu_rope_and_cache(
+    qkv: int,
+    kv_cache: int,
+    positions: int,
+    slot_mapping: int,
+    cos_sin: int,
+    tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    block_size: int,
+    dtype: str,
+    *,
+    interleaved: bool = False,
+    q_norm: int = 0,
+    k_norm: int = 0,
+    eps: float = 0.0,
+) -> None:
+    """Per-head q/k norm (when given, float32[head_dim]), rotary on q (in place) and k, and k, v into their slots.
+
+    qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]; cos_sin float32 [positions, rotary_dim]: cosines, then
+    sines; kv_cache one layer, [blocks, 2, num_kv_heads, block_size, head_dim] in the order within a block that
+    `cpu_attention` reads (opaque); slot < 0 writes nothing.
+    """
+
+def cpu_attention(
+    qkv: int,
+    qkv_stride: int,
+    out: int,
+    kv_cache: int,
+    block_tables: int,
+    table_stride: int,
+    rows: int,
+    query_start: int,
+    seq_lens: int,
+    num_rows: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    scale: float,
+    dtype: str,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    """Causal attention over the blocks where they lie, decode and prefill rows in one call; GIL released.
+
+    Row r covers queries query_start[r] to query_start[r + 1] (the last tokens of the sequence), keys 0 to seq_lens[r],
+    blocks block_tables[rows[r]]. q are the first num_heads * head_dim columns of qkv. A query's result depends on its
+    own sequence alone, bit for bit: not on the batch, the chunking of its prompt, or the number of threads.
+    """
+
+def cpu_sample(
+    logits: int,
+    num_logits: int,
+    vocab_size: int,
+    stride: int,
+    params: int,
+    slots: int,
+    positions: int,
+    counts: int,
+    count_stride: int,
+    out_ids: int,
+    out_logprobs: int,
+    out_top_ids: int,
+    out_top_logprobs: int,
+    max_logprobs: int,
+) -> None:
+    """Sample every row of float32 logits[num_logits, stride] (changed in place).
+
+    params int32 [slots, 16] as the plan's `param_values`; slots int32[num_logits]; positions int32[num_logits]: place of
+    the new token in its sequence; counts int32 [slots, count_stride]: output count of each token, bit 30 set where the
+    prompt holds it (0 when no row has penalties). Greedy ties go to the lowest id; noise is a hash of (seed, sample
+    index, position, token). Log probabilities are those of the logits before penalties and temperature (written for rows
+    that ask): the chosen one's to out_logprobs float32[num_logits], the likeliest to out_top_ids int32 and
+    out_top_logprobs float32 [num_logits, max_logprobs].
+    """

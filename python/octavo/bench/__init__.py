@@ -1,0 +1,1 @@
+"""The standard workloads, behind `octavo bench`."""

@@ -1,0 +1,91 @@
+"""The settings of one engine, under the names that vLLM's users know."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from octavo.errors import ConfigError
+
+__all__ = ["DTYPES", "EngineConfig"]
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """How a model is loaded and served.
+
+    Attributes:
+        model: `demo`, a folder, a `.gguf` file, or a repository id of the Hugging Face hub.
+        tokenizer: folder, file or repository of the tokenizer; the model's own when None.
+        dtype: weights, activations and KV cache. `auto`: bfloat16 where the device multiplies it natively, else
+            float32.
+        device: `auto`, `cpu` or `cuda`.
+        load_format: `auto`, or `dummy` for random weights from a `config.json` alone.
+        max_model_len: tokens of prompt and output together; the model's own limit when None, less where the KV cache
+            cannot hold one such sequence.
+        max_num_seqs: sequences that run at once.
+        max_num_batched_tokens: tokens computed in one step, at most.
+        block_size: tokens a block, a multiple of 16.
+        num_blocks: blocks of the KV cache; planned from the memory when None.
+        gpu_memory_utilization: share of the device's *free* memory that weights, activations and KV cache may take.
+        kv_cache_memory: bytes of KV cache; overrides the share. On a CPU, 1 GiB or what is free when None.
+        scheduling_policy: `fcfs` or `priority` (lower numbers first).
+        enable_prefix_caching: reuse the blocks of equal prefixes.
+        overlap: plan the next step before the last one is committed; None: on a GPU yes, on a CPU no.
+        seed: of the sampling of requests that name none.
+        num_threads: CPU threads of the engine; the physical cores it may use when None.
+        trust_remote_code: refused; here so that the refusal can say why.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    num_blocks: int | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory: int | None = None
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    enable_prefix_caching: bool = True
+    overlap: bool | None = None
+    seed: int = 0
+    num_threads: int | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: naming the setting, its value and the remedy.
+        """
+        if not self.model:
+            raise ConfigError("model: is empty; name `demo`, a folder, a .gguf file or a hub repository")
+        if self.trust_remote_code:
+            raise ConfigError("trust_remote_code: Octavo never runs code from model files; leave it off")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("block_size", 16)):
+            value = getattr(self, name)
+            if value < low:
+                raise ConfigError(f"{name}: {value} is too small; use {low} or more")
+        if self.block_size % 16:
+            raise ConfigError(f"block_size: {self.block_size} is not a multiple of 16; use 16 or 32")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_num_seqs "
+                f"({self.max_num_seqs}), so a step could not hold one token of each; raise the one or lower the other"
+            )
+        for name in ("max_model_len", "num_blocks", "kv_cache_memory", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}: {value} is not positive; leave it out to let Octavo choose")
+        if not (math.isfinite(self.gpu_memory_utilization) and 0 < self.gpu_memory_utilization <= 1):
+            raise ConfigError(f"gpu_memory_utilization: {self.gpu_memory_utilization} is not in (0, 1]")

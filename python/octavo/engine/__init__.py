@@ -1,0 +1,1 @@
+"""The loop, `LLM`, `AsyncEngine` and the worker process."""

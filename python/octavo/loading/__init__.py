@@ -1,0 +1,1 @@
+"""Model files: where they are, what they hold, how they are read."""

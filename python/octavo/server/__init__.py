@@ -1,0 +1,1 @@
+"""The HTTP server. Knows no torch."""

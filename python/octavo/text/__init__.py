@@ -1,0 +1,1 @@
+"""Tokenizers, chat templates and the token-bytes table. Knows no torch."""

@@ -1,0 +1,2 @@
+//! SIMD kernels for machines without a GPU, chosen at run time; every result is independent of the batch and
+//! of the number of threads.

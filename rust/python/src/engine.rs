@@ -1,0 +1,8 @@
+//! The core: `Core`, `StepPlan`, `Frame`, and the arenas they fill.
+
+use pyo3::prelude::*;
+
+/// Add this file's classes and functions to the module.
+pub(crate) fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! The other CPU kernels: norms, activation, rotary and cache, attention, sampling.
+
+use pyo3::prelude::*;
+
+/// Add this file's classes and functions to the module.
+pub(crate) fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+    Ok(())
+}
