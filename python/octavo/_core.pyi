@@ -21,8 +21,8 @@ class TokenTable:
         """Build the table.
 
         Args:
-            token_bytes: the bytes each id stands for, already decoded (byte-level BPE mapped back, `<0x0A>` as one byte,
-                SentencePiece's mark as a space).
+            token_bytes: the bytes each id stands for, already decoded (byte-level BPE mapped back, `<0x0A>` as one
+                byte, SentencePiece's mark as a space).
             flags: one byte an id; bit 0: special (control) token.
             drop_leading_space: the answer's very first space is dropped, as SentencePiece decoders do.
         """
@@ -243,9 +243,7 @@ def cpu_set_isa(isa: str) -> None:
 class PackedLinear:
     """A dense layer's weight [N, K], packed for the CPU kernels; one arithmetic at every row count."""
 
-    def __new__(
-        cls, parts: list[tuple[int, int, str, int]], k: int, dtype: str, *, bias: int = 0
-    ) -> PackedLinear:
+    def __new__(cls, parts: list[tuple[int, int, str, int]], k: int, dtype: str, *, bias: int = 0) -> PackedLinear:
         """Pack row-major parts stacked along N.
 
         Args:
@@ -356,10 +354,10 @@ def cpu_sample(
 ) -> None:
     """Sample every row of float32 logits[num_logits, stride] (changed in place).
 
-    params int32 [slots, 16] as the plan's `param_values`; slots int32[num_logits]; positions int32[num_logits]: place of
-    the new token in its sequence; counts int32 [slots, count_stride]: output count of each token, bit 30 set where the
-    prompt holds it (0 when no row has penalties). Greedy ties go to the lowest id; noise is a hash of (seed, sample
-    index, position, token). Log probabilities are those of the logits before penalties and temperature (written for rows
-    that ask): the chosen one's to out_logprobs float32[num_logits], the likeliest to out_top_ids int32 and
+    params int32 [slots, 16] as the plan's `param_values`; slots int32[num_logits]; positions int32[num_logits]: place
+    of the new token in its sequence; counts int32 [slots, count_stride]: output count of each token, bit 30 set where
+    the prompt holds it (0 when no row has penalties). Greedy ties go to the lowest id; noise is a hash of (seed, sample
+    index, position, token). Log probabilities are those of the logits before penalties and temperature (written for
+    rows that ask): the chosen one's to out_logprobs float32[num_logits], the likeliest to out_top_ids int32 and
     out_top_logprobs float32 [num_logits, max_logprobs].
     """
