@@ -2,3 +2,5 @@
 //!
 //! It knows no clock, no randomness, no threads and no input or output: the same calls give the same decisions.
 #![forbid(unsafe_code)]
+
+pub mod text;

@@ -5,6 +5,7 @@ mod errors;
 mod formats;
 mod kernels;
 mod linear;
+mod pointers;
 mod text;
 
 use pyo3::pymodule;
