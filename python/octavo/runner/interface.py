@@ -1,0 +1,107 @@
+"""What the loop and a runner say to each other.
+
+A runner owns the device: the model, the KV cache, the plan arenas and what stays on the device between steps. The loop
+knows it by three verbs: `attach` once, then `launch` for every planned step and `result` of the handle it gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from octavo._core import Core, StepPlan
+
+__all__ = ["NUM_ARENAS", "PARAM_WIDTH", "Handle", "ModelInfo", "Progress", "Runner", "StepResult"]
+
+NUM_ARENAS = 3
+PARAM_WIDTH = 16
+
+Progress = Callable[[str, int, int], None]
+"""Told of long work: what is being done, how much is done, how much there is (bytes)."""
+
+
+class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """What a loaded model is and may do; all the loop and the server need to know of it.
+
+    Attributes:
+        name: the model as the settings named it.
+        architecture: such as `LlamaForCausalLM`.
+        max_model_len: tokens of prompt and output together, at most.
+        vocab_size: rows of the embedding, and logits of a row.
+        num_blocks: blocks of the KV cache, the null block included.
+        block_size: tokens a block.
+        dtype: of weights, activations and KV cache.
+        device: such as `cpu`.
+        weights_bytes: of the weights as they lie in memory.
+        kv_bytes: of the whole KV cache.
+        eos_token_ids: tokens that end an answer, by the model's own files.
+    """
+
+    name: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    dtype: str
+    device: str
+    weights_bytes: int
+    kv_bytes: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class StepResult:
+    """What one step sampled.
+
+    Attributes:
+        num_logits: L, the samples of the step; their int32 ids lie in the result buffer of the step's arena.
+        logprobs: float32[L], log probability of each chosen token; None when no row of the step asked.
+        top_ids: int32[L, M], the likeliest tokens, best first; M is the most any row of the step asked for (may be 0).
+        top_logprobs: float32[L, M].
+
+    Rows that did not ask hold undefined values.
+    """
+
+    __slots__ = ("logprobs", "num_logits", "top_ids", "top_logprobs")
+
+    def __init__(
+        self,
+        num_logits: int,
+        logprobs: npt.NDArray[np.float32] | None = None,
+        top_ids: npt.NDArray[np.int32] | None = None,
+        top_logprobs: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        self.num_logits = num_logits
+        self.logprobs = logprobs
+        self.top_ids = top_ids
+        self.top_logprobs = top_logprobs
+
+
+class Handle(Protocol):
+    """A step on its way."""
+
+    def result(self) -> StepResult:
+        """Wait until the step's samples lie in its result buffer."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs planned steps on one device."""
+
+    def attach(self, core: Core) -> None:
+        """Allocate the arenas and result buffers `core` asks for and hand them over; once, before any step."""
+        ...
+
+    def launch(self, plan: StepPlan) -> Handle:
+        """Start a step; steps run in the order of their launch."""
+        ...
+
+    def close(self) -> None:
+        """Give the device's memory back; no step may follow."""
+        ...
