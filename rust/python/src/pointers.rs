@@ -19,6 +19,8 @@ unsafe impl Number for u16 {}
 unsafe impl Number for i32 {}
 // SAFETY: as above.
 unsafe impl Number for f32 {}
+// SAFETY: as above.
+unsafe impl Number for half::bf16 {}
 
 /// `len` elements at `address`, after the checks that can be made; an empty slice needs no memory.
 fn check<T>(address: usize, len: usize) -> PyResult<*mut T> {
