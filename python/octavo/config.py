@@ -60,6 +60,23 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     num_threads: int | None = None
     trust_remote_code: bool = False
 
+    @classmethod
+    def of(cls, **settings: object) -> EngineConfig:
+        """Settings from names and values, types checked.
+
+        Raises:
+            ConfigError: a value that cannot work, of the wrong type, or under a name that does not exist.
+        """
+        for name in settings:
+            if name not in cls.__struct_fields__:
+                raise ConfigError(f"{name}: there is no such setting; there are {', '.join(cls.__struct_fields__)}")
+        try:
+            return msgspec.convert(settings, cls)
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise ConfigError(f"settings: {error}") from None
+
     def __post_init__(self) -> None:
         """Refuse what cannot work.
 

@@ -44,7 +44,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         priority: under the `priority` policy, lower is sooner.
         cache_salt: requests share cached prefixes only with those of the same salt.
 
-    The numbers are checked at construction.
+    The numbers are checked at construction, and again when a request is submitted.
     """
 
     n: int = 1
@@ -68,13 +68,18 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     cache_salt: str = ""
 
     def __post_init__(self) -> None:
+        """Take one stop text for a list of one, None for none, and check the values."""
+        stop: Any = self.stop
+        self.stop = [stop] if isinstance(stop, str) else list(stop or ())
+        self.stop_token_ids = list(self.stop_token_ids or ())
+        self.validate()
+
+    def validate(self) -> None:
         """Refuse values out of range.
 
         Raises:
             InvalidRequest: naming the field, its value and the remedy.
         """
-        if isinstance(self.stop, str):
-            self.stop = [self.stop]
         self._check_integer("n", 1, MAX_N)
         self._check_number("temperature", 0.0, 1e4)
         if self._check_number("top_p", 0.0, 1.0) == 0.0:

@@ -2,21 +2,67 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from octavo.config import EngineConfig
+from octavo.engine.client import EngineClient
+from octavo.engine.collect import RequestState, apply
 from octavo.engine.outputs import OutputDelta, RequestOutput
+from octavo.engine.process import WORKER_COMMAND
+from octavo.engine.protocol import (
+    Abort,
+    Fatal,
+    Load,
+    LoadFailed,
+    Progress,
+    Ready,
+    Rejected,
+    Request,
+    Stats,
+    StatsQuery,
+    StepOutputs,
+)
+from octavo.engine.requests import RequestMaker, submissions
+from octavo.errors import EngineDead, InvalidRequest
+from octavo.runner.interface import ModelInfo
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.runner.info import ModelInfo
     from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["AsyncEngine", "Progress"]
+__all__ = ["AsyncEngine"]
 
-Progress = Callable[[str, int, int], None]
-"""Called with (stage, done, total); total is 0 where it is not known."""
+_T = TypeVar("_T")
+_MAX_TEXT_THREADS = 4
+
+
+class _Stream(RequestState):
+    """A request and whoever waits for it.
+
+    Attributes:
+        ready: set when there is something to take, or (with `whole`) when all is there.
+        whole: the consumer wants the request as a whole, so wake it once.
+        error: what ended the request, for its consumer.
+    """
+
+    def __init__(
+        self, name: str, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams, whole: bool
+    ) -> None:
+        super().__init__(name, prompt, prompt_token_ids, params)
+        self.ready = asyncio.Event()
+        self.whole = whole
+        self.error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in the consumer."""
+        self.error = error
+        self.ready.set()
 
 
 class AsyncEngine:
@@ -31,22 +77,84 @@ class AsyncEngine:
     config: EngineConfig
     model: ModelInfo
     tokenizer: Tokenizer | None
+    _requests: RequestMaker
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Use `start`."""
+        self.config = config
+        self.tokenizer = None
+        self._client = EngineClient(self._receive, self._die)
+        self._loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self._progress: Callable[[str, int, int], None] | None = None
+        self._threads = ThreadPoolExecutor(min(_MAX_TEXT_THREADS, os.cpu_count() or 1), "octavo-text")
+        self._streams: dict[int, _Stream] = {}
+        self._ids: dict[str, int] = {}
+        self._last_id = 0
+        self._outbox: list[Request] = []
+        self._aborts: list[int] = []
+        self._queries: dict[int, asyncio.Future[dict[str, int | float]]] = {}
+        self._fatal: str | None = None
+        self._reason: str | None = None
 
     @classmethod
-    async def start(cls, config: EngineConfig, *, progress: Progress | None = None) -> AsyncEngine:
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        progress: Callable[[str, int, int], None] | None = None,
+        worker_command: Sequence[str] | None = None,
+    ) -> AsyncEngine:
         """Start the worker process and wait until the model is ready.
 
         Args:
             config: the model and the engine's settings.
-            progress: called in the event loop as the worker loads.
+            progress: called in the event loop with (stage, done, total) as the model is fetched and loaded; total is 0
+                where it is not known.
+            worker_command: runs another worker program, which brings a model of its own and no tokenizer (tests).
 
         Raises:
             ModelError, ConfigError: the worker's own refusal (`ModelNotFound`, `CorruptFile`, `NotEnoughMemory`...).
             EngineDead: the worker process ended before it was ready.
         """
-        raise NotImplementedError
+        self = cls(config)
+        self._progress = progress
+        try:
+            await self._client.start(WORKER_COMMAND if worker_command is None else worker_command)
+            if worker_command is None:
+                await self._load()
+            else:
+                self._client.send(Load(config))
+            self.model = await self._loaded
+        except BaseException:
+            self._client.kill()
+            if not self._loaded.cancel() and not self._loaded.cancelled():
+                self._loaded.exception()
+            await self.close()
+            raise
+        self._requests = RequestMaker(self.model, config.seed)
+        return self
 
-    def stream(
+    async def _load(self) -> None:
+        """Find the model, tell the worker, and build the tokenizer while it loads."""
+        from octavo.engine.build import load_tokenizer
+        from octavo.loading.resolve import resolve_model
+
+        loop = asyncio.get_running_loop()
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if self._progress is not None:
+                loop.call_soon_threadsafe(self._progress, stage, done, total)
+
+        source = await self._in_thread(lambda: resolve_model(self.config.model, progress=progress))
+        self._client.send(Load(msgspec.structs.replace(self.config, model=str(source.path))))
+        self.tokenizer = await self._in_thread(lambda: load_tokenizer(self.config, source))
+
+    async def _in_thread(self, function: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    # -------------------------------------------------------- requests
+
+    async def stream(
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
@@ -75,7 +183,19 @@ class AsyncEngine:
             ContextLengthExceeded, CapacityExceeded: can never fit.
             EngineDead: the worker process ended; the answer is lost.
         """
-        raise NotImplementedError
+        stream = await self._open(prompt, params, request_id, add_special_tokens, whole=False)
+        try:
+            while True:
+                await stream.ready.wait()
+                stream.ready.clear()
+                for delta in stream.take():
+                    yield delta
+                if stream.error is not None:
+                    raise stream.error
+                if stream.num_unfinished == 0 and not stream.ready.is_set():
+                    return
+        finally:
+            self._leave(stream)
 
     async def generate(
         self,
@@ -86,7 +206,14 @@ class AsyncEngine:
         add_special_tokens: bool = True,
     ) -> RequestOutput:
         """Answer a prompt, whole; arguments and errors as for `stream`. Cancelling the task aborts the request."""
-        raise NotImplementedError
+        stream = await self._open(prompt, params, request_id, add_special_tokens, whole=True)
+        try:
+            await stream.ready.wait()
+        finally:
+            self._leave(stream)
+        if stream.error is not None:
+            raise stream.error
+        return stream.output()
 
     async def chat(
         self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None, **template_arguments: Any
@@ -98,11 +225,15 @@ class AsyncEngine:
             params: how to sample; up to the context's end when None.
             template_arguments: passed to the template.
         """
-        raise NotImplementedError
+        tokenizer = self._tokenizer()
+        prompt = await self._in_thread(lambda: tokenizer.apply_chat_template(messages, **template_arguments))
+        params = SamplingParams(max_tokens=None) if params is None else params
+        return await self.generate(prompt, params, add_special_tokens=False)
 
     async def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, computed in a thread."""
-        raise NotImplementedError
+        tokenizer = self._tokenizer()
+        return await self._in_thread(lambda: tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
 
     def abort(self, request_id: str) -> bool:
         """End a request early; its stream gives one last delta an answer with `finish_reason` "abort".
@@ -110,7 +241,14 @@ class AsyncEngine:
         Returns:
             False when no such request runs.
         """
-        raise NotImplementedError
+        number = self._ids.get(request_id)
+        if number is None:
+            return False
+        stream = self._streams[number]
+        self._leave(stream)
+        stream.finish_early("abort")
+        stream.ready.set()
+        return True
 
     async def stats(self) -> dict[str, int | float]:
         """The core's gauges and counters, by name, with the engine's own.
@@ -118,15 +256,142 @@ class AsyncEngine:
         Raises:
             EngineDead: the worker process ended.
         """
-        raise NotImplementedError
+        self.check_health()
+        self._last_id += 1
+        query: asyncio.Future[dict[str, int | float]] = asyncio.get_running_loop().create_future()
+        self._queries[self._last_id] = query
+        self._client.send(StatsQuery(self._last_id))
+        values = await query
+        return {**values, "open_requests": len(self._streams)}
 
     def check_health(self) -> None:
         """Raise EngineDead once the worker process has ended."""
-        raise NotImplementedError
+        if self._reason is not None:
+            raise EngineDead(self._reason)
 
     async def close(self) -> None:
         """End the worker process; open streams raise EngineDead. Idempotent."""
-        raise NotImplementedError
+        self._bury("the engine was closed")
+        await self._client.close()
+        self._threads.shutdown(wait=False)
+
+    async def _open(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None,
+        request_id: str | None,
+        add_special_tokens: bool,
+        *,
+        whole: bool,
+    ) -> _Stream:
+        """Check a request and queue it for the worker."""
+        self.check_health()
+        text = prompt if isinstance(prompt, str) else None
+        ids = await self.tokenize(prompt, add_special_tokens=add_special_tokens) if isinstance(prompt, str) else prompt
+        params = SamplingParams() if params is None else params
+        await self._client.drain()
+        self.check_health()
+        number = self._last_id + 1
+        name = f"request-{number}" if request_id is None else request_id
+        if name in self._ids:
+            raise InvalidRequest(f"request_id: {name!r} is in use; choose another or leave it out", "request_id")
+        request = self._requests.make(number, ids, params)
+        self._last_id = number
+        stream = _Stream(name, text, list(ids), params, whole)
+        self._streams[number] = stream
+        self._ids[name] = number
+        self._queue(self._outbox, request)
+        return stream
+
+    def _leave(self, stream: _Stream) -> None:
+        """Forget a request, and abort it if it still runs."""
+        number = self._ids.get(stream.name)
+        if number is not None and self._streams.get(number) is stream:
+            self._forget(number, stream)
+            self._queue(self._aborts, number)
+
+    def _forget(self, number: int, stream: _Stream) -> None:
+        del self._streams[number]
+        del self._ids[stream.name]
+
+    def _queue(self, queue: list[_T], item: _T) -> None:
+        """Send with whatever else the event loop's round brings, as one message."""
+        if not self._outbox and not self._aborts:
+            asyncio.get_running_loop().call_soon(self._flush)
+        queue.append(item)
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        aborts, self._aborts = self._aborts, []
+        for message in submissions(outbox):
+            self._client.send(message)
+        if aborts:
+            self._client.send(Abort(aborts))
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                "prompt: the model has no tokenizer; give token ids, or name a tokenizer in the settings",
+                "prompt",
+            )
+        return self.tokenizer
+
+    # -------------------------------------------------------- from the worker
+
+    def _receive(self, message: Any) -> None:
+        if isinstance(message, StepOutputs):
+            for number, stream in apply(message, self._streams):
+                if stream.num_unfinished == 0:
+                    self._forget(number, stream)
+                    stream.ready.set()
+                elif not stream.whole:
+                    stream.ready.set()
+        elif isinstance(message, Rejected):
+            rejected = self._streams.get(message.request_id)
+            if rejected is not None:
+                self._forget(message.request_id, rejected)
+                rejected.fail(message.error.exception())
+        elif isinstance(message, Stats):
+            query = self._queries.pop(message.query_id, None)
+            if query is not None and not query.done():
+                query.set_result(message.values)
+        elif isinstance(message, Progress):
+            if self._progress is not None:
+                self._progress(message.stage, message.done, message.total)
+        elif isinstance(message, Ready):
+            self._settle(message.info)
+        elif isinstance(message, LoadFailed):
+            self._settle(message.error.exception())
+        elif isinstance(message, Fatal):
+            self._fatal = message.message
+
+    def _settle(self, outcome: ModelInfo | Exception) -> None:
+        """End the wait for the model, once."""
+        if self._loaded.done():
+            return
+        if isinstance(outcome, ModelInfo):
+            self._loaded.set_result(msgspec.structs.replace(outcome, name=self.config.model))
+        else:
+            self._loaded.set_exception(outcome)
+
+    def _die(self, reason: str) -> None:
+        """The worker has ended."""
+        self._bury(reason if self._fatal is None else f"{reason}: {self._fatal}")
+
+    def _bury(self, reason: str) -> None:
+        """Tell everyone who waits; the first reason counts."""
+        if self._reason is not None:
+            return
+        self._reason = reason
+        self._settle(EngineDead(reason))
+        streams, self._streams = self._streams, {}
+        self._ids.clear()
+        for stream in streams.values():
+            stream.fail(EngineDead(reason))
+        queries, self._queries = self._queries, {}
+        for query in queries.values():
+            if not query.done():
+                query.set_exception(EngineDead(reason))
 
     async def __aenter__(self) -> AsyncEngine:
         """The engine itself; `close` at the end of the block."""

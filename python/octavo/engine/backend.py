@@ -1,0 +1,243 @@
+"""Where `LLM` runs its model: in this process, or in a worker process behind a socket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from octavo.config import EngineConfig
+from octavo.engine.process import WORKER_COMMAND, WorkerProcess
+from octavo.engine.protocol import (
+    Abort,
+    Accepted,
+    Fatal,
+    FrameReader,
+    FromClient,
+    FromWorker,
+    Load,
+    LoadFailed,
+    Progress,
+    ProtocolError,
+    Ready,
+    Rejected,
+    Request,
+    Stats,
+    StatsQuery,
+    StepOutputs,
+    encode_frame,
+)
+from octavo.engine.requests import submissions, submit
+from octavo.errors import EngineDead, OctavoError
+from octavo.runner.interface import ModelInfo
+
+if TYPE_CHECKING:
+    from octavo.engine.loop import EngineLoop
+    from octavo.text.tokenizer import Tokenizer
+
+__all__ = ["Backend", "LocalBackend", "WorkerBackend"]
+
+_CHUNK = 1 << 18
+_EPITAPH_WAIT_S = 0.5
+
+ProgressCallback = Callable[[str, int, int], None]
+
+
+class Backend(Protocol):
+    """What `LLM` needs of an engine.
+
+    Attributes:
+        model: what was loaded.
+        tokenizer: the model's; None for a model without one.
+    """
+
+    model: ModelInfo
+    tokenizer: Tokenizer | None
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue all of them, or none.
+
+        Raises:
+            InvalidRequest: the first refusal; nothing is queued.
+        """
+        ...
+
+    def step(self) -> StepOutputs | None:
+        """The outputs of the next step; None when a step gave none yet."""
+        ...
+
+    def abort(self, request_ids: Sequence[int]) -> None:
+        """End requests and free what they hold."""
+        ...
+
+    def stats(self) -> dict[str, int | float]:
+        """The core's gauges and counters."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        ...
+
+
+class LocalBackend:
+    """The loop in this process."""
+
+    def __init__(self, loop: EngineLoop, model: ModelInfo, tokenizer: Tokenizer | None) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._loop = loop
+
+    @classmethod
+    def load(cls, config: EngineConfig, progress: ProgressCallback) -> LocalBackend:
+        """Load the model.
+
+        Raises:
+            ModelError, ConfigError: it cannot be served like this.
+        """
+        from octavo.engine.build import build_engine
+
+        loop, model, tokenizer = build_engine(config, progress)
+        return cls(loop, model, tokenizer)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue all of them, or none."""
+        now_us = time.monotonic_ns() // 1000
+        for count, request in enumerate(requests):
+            try:
+                submit(self._loop.core, request, now_us)
+            except OctavoError:
+                self.abort([request.request_id for request in requests[:count]])
+                raise
+
+    def step(self) -> StepOutputs | None:
+        """One step of the loop."""
+        return self._loop.step()
+
+    def abort(self, request_ids: Sequence[int]) -> None:
+        """End requests, and let what is in flight of them run out."""
+        for request_id in request_ids:
+            self._loop.core.abort(request_id)
+        self._loop.drain()
+
+    def stats(self) -> dict[str, int | float]:
+        """The core's gauges and counters."""
+        return dict(self._loop.core.stats())
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        self._loop.close()
+
+
+class WorkerBackend:
+    """The loop in a worker process, over a blocking socket."""
+
+    model: ModelInfo
+
+    def __init__(self, command: Sequence[str] = WORKER_COMMAND) -> None:
+        self.tokenizer: Tokenizer | None = None
+        self._process = WorkerProcess(command)
+        self._reader = FrameReader(FromWorker)
+        self._messages: list[Any] = []
+        self._queries = 0
+
+    @classmethod
+    def load(
+        cls, config: EngineConfig, progress: ProgressCallback, command: Sequence[str] | None = None
+    ) -> WorkerBackend:
+        """Start the worker and wait for its model.
+
+        Raises:
+            ModelError, ConfigError: the worker's refusal.
+            EngineDead: it ended before it was ready.
+        """
+        backend = cls(WORKER_COMMAND if command is None else command)
+        try:
+            if command is None:
+                from octavo.engine.build import load_tokenizer
+                from octavo.loading.resolve import resolve_model
+
+                source = resolve_model(config.model, progress=progress)
+                backend._send(Load(msgspec.structs.replace(config, model=str(source.path))))
+                backend.tokenizer = load_tokenizer(config, source)
+            else:
+                backend._send(Load(config))
+            backend.model = backend._await_ready(config.model, progress)
+        except BaseException:
+            backend.close()
+            raise
+        return backend
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue all of them, or none."""
+        for message in submissions(requests, batch=True):
+            self._send(message)
+        while True:
+            reply = self._receive()
+            if isinstance(reply, Accepted):
+                return
+            if isinstance(reply, Rejected):
+                raise reply.error.exception()
+
+    def step(self) -> StepOutputs | None:
+        """The next step's outputs."""
+        message = self._receive()
+        return message if isinstance(message, StepOutputs) else None
+
+    def abort(self, request_ids: Sequence[int]) -> None:
+        """End requests."""
+        self._send(Abort(list(request_ids)))
+
+    def stats(self) -> dict[str, int | float]:
+        """The core's gauges and counters."""
+        self._queries += 1
+        self._send(StatsQuery(self._queries))
+        while True:
+            reply = self._receive()
+            if isinstance(reply, Stats) and reply.query_id == self._queries:
+                return reply.values
+
+    def close(self) -> None:
+        """End the worker."""
+        self._process.socket.close()
+        self._process.stop()
+
+    def _await_ready(self, name: str, progress: ProgressCallback) -> ModelInfo:
+        while True:
+            message = self._receive()
+            if isinstance(message, Progress):
+                progress(message.stage, message.done, message.total)
+            elif isinstance(message, LoadFailed):
+                raise message.error.exception()
+            elif isinstance(message, Ready):
+                return msgspec.structs.replace(message.info, name=name)
+
+    def _send(self, message: FromClient) -> None:
+        try:
+            self._process.socket.sendall(encode_frame(message))
+        except OSError:
+            # What it said last may still lie in the socket; `_receive` raises once that is read.
+            while True:
+                self._receive()
+
+    def _receive(self) -> Any:
+        """The next message; blocks."""
+        while not self._messages:
+            try:
+                data = self._process.socket.recv(_CHUNK)
+            except OSError:
+                data = b""
+            if not data:
+                self._process.wait(_EPITAPH_WAIT_S)
+                raise EngineDead(self._process.epitaph())
+            try:
+                self._messages = self._reader.feed(data)
+            except ProtocolError as error:
+                raise EngineDead(f"the engine process sent what is no message: {error}") from error
+            self._messages.reverse()
+        message = self._messages.pop()
+        if isinstance(message, Fatal):
+            self._process.wait(_EPITAPH_WAIT_S)
+            raise EngineDead(f"{self._process.epitaph()}: {message.message}")
+        return message

@@ -1,0 +1,64 @@
+"""From settings to a loop that can step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo._core import Core
+from octavo.config import EngineConfig
+from octavo.engine.loop import EngineLoop
+from octavo.runner.interface import ModelInfo, Progress
+
+if TYPE_CHECKING:
+    from octavo._core import TokenTable
+    from octavo.loading.resolve import ModelSource
+    from octavo.runner.interface import Runner
+    from octavo.text.tokenizer import Tokenizer
+
+__all__ = ["build_engine", "build_loop", "load_tokenizer"]
+
+
+def load_tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer | None:
+    """The model's tokenizer, or the one the settings name; None for a model without one.
+
+    Raises:
+        ModelError: the tokenizer's files are missing where they were named, corrupt or unknown.
+    """
+    from octavo.loading.resolve import resolve_tokenizer
+    from octavo.text.tokenizer import load_tokenizer as load
+
+    return load(resolve_tokenizer(config.tokenizer) if config.tokenizer is not None else source)
+
+
+def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, ModelInfo, Tokenizer | None]:
+    """Load a model and join it to a core.
+
+    Raises:
+        ModelError, ConfigError: it cannot be served like this.
+    """
+    from octavo.loading.resolve import resolve_model
+    from octavo.runner import build_runner
+
+    source = resolve_model(config.model, progress=progress)
+    runner, info = build_runner(config, source, progress)
+    tokenizer = load_tokenizer(config, source)
+    table = None if tokenizer is None else tokenizer.token_table()
+    return build_loop(config, runner, info, table), info, tokenizer
+
+
+def build_loop(config: EngineConfig, runner: Runner, info: ModelInfo, table: TokenTable | None) -> EngineLoop:
+    """A core as large as the runner's KV cache, and the loop around the two."""
+    overlap = config.overlap if config.overlap is not None else info.device != "cpu"
+    core = Core(
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        eos_token_ids=list(info.eos_token_ids),
+        policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        token_table=table,
+    )
+    return EngineLoop(core, runner, overlap=overlap)

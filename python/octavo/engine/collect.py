@@ -1,0 +1,168 @@
+"""From a step's flat arrays back to requests: the client's side of the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from octavo.engine.outputs import CompletionOutput, OutputDelta, RequestOutput, TokenLogprobs
+from octavo.engine.protocol import StepOutputs
+from octavo.sampling_params import SamplingParams
+
+__all__ = ["RequestState", "apply"]
+
+_State = TypeVar("_State", bound="RequestState")
+_FINISH_REASONS = (None, "stop", "length")
+_NO_STOP_REASON = -(1 << 31)
+
+
+class _Answer:
+    """What one answer got and nobody has taken yet."""
+
+    __slots__ = ("finish_reason", "logprobs", "pieces", "stop_reason", "token_ids")
+
+    def __init__(self, with_logprobs: bool) -> None:
+        self.pieces: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] | None = [] if with_logprobs else None
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+
+class RequestState:
+    """A running request, as its client sees it.
+
+    Outputs gather in it until someone takes them, merged into one delta an answer: a slow reader holds no more than
+    the answers themselves.
+
+    Attributes:
+        name: the request's id as callers know it.
+        num_unfinished: answers still running.
+        num_cached_tokens: prompt tokens found in the prefix cache.
+    """
+
+    def __init__(self, name: str, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        self.name = name
+        self.num_unfinished = params.n
+        self.num_cached_tokens = 0
+        self.stop_texts = list(params.stop)
+        self.num_logprobs = -1 if params.logprobs is None else params.logprobs
+        self._prompt = prompt
+        self._prompt_token_ids = prompt_token_ids
+        self._answers = [_Answer(self.num_logprobs >= 0) for _ in range(params.n)]
+        self._fresh: list[int] = []
+
+    def answer(self, index: int) -> _Answer:
+        """The answer a new token goes to."""
+        answer = self._answers[index]
+        if not answer.token_ids and answer.finish_reason is None:
+            self._fresh.append(index)
+        return answer
+
+    def finish_early(self, reason: str) -> None:
+        """End every answer that still runs."""
+        for index, answer in enumerate(self._answers):
+            if answer.finish_reason is None:
+                if not answer.token_ids:
+                    self._fresh.append(index)
+                answer.finish_reason = reason
+        self.num_unfinished = 0
+
+    def take(self) -> list[OutputDelta]:
+        """What arrived since the last call, a delta an answer, in order of arrival."""
+        fresh, self._fresh = self._fresh, []
+        deltas = []
+        for index in fresh:
+            answer = self._answers[index]
+            deltas.append(
+                OutputDelta(
+                    index=index,
+                    text="".join(answer.pieces),
+                    token_ids=answer.token_ids,
+                    logprobs=answer.logprobs,
+                    finish_reason=answer.finish_reason,
+                    stop_reason=answer.stop_reason,
+                    num_cached_tokens=self.num_cached_tokens,
+                )
+            )
+            answer.pieces, answer.token_ids = [], []
+            if answer.logprobs is not None:
+                answer.logprobs = []
+        return deltas
+
+    def output(self) -> RequestOutput:
+        """The whole request; for readers that have not called `take`."""
+        return RequestOutput(
+            request_id=self.name,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=[
+                CompletionOutput(
+                    index=index,
+                    text="".join(answer.pieces),
+                    token_ids=answer.token_ids,
+                    logprobs=answer.logprobs,
+                    finish_reason=answer.finish_reason,
+                    stop_reason=answer.stop_reason,
+                )
+                for index, answer in enumerate(self._answers)
+            ],
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+
+def apply(outputs: StepOutputs, states: Mapping[int, _State]) -> list[tuple[int, _State]]:
+    """Hand a step's events to the requests they belong to; those of unknown (aborted) requests are dropped.
+
+    Returns:
+        (id, state) of the requests that got something, each once.
+    """
+    request_ids = memoryview(outputs.request_ids).cast("q")
+    samples = memoryview(outputs.sample_indices).cast("i")
+    token_ids = memoryview(outputs.token_ids).cast("i")
+    text_ends = memoryview(outputs.text_ends).cast("i")
+    finish_reasons = memoryview(outputs.finish_reasons).cast("i")
+    cached_tokens = memoryview(outputs.cached_tokens).cast("i")
+    text = outputs.text
+    touched: dict[int, _State] = {}
+    begin = 0
+    for event, request_id in enumerate(request_ids):
+        end = text_ends[event]
+        state = states.get(request_id)
+        if state is not None:
+            answer = state.answer(samples[event])
+            answer.token_ids.append(token_ids[event])
+            if end > begin:
+                answer.pieces.append(text[begin:end].decode())
+            if answer.logprobs is not None:
+                answer.logprobs.append(_token_logprobs(outputs, event, token_ids[event], state.num_logprobs))
+            finish = finish_reasons[event]
+            if finish:
+                answer.finish_reason = _FINISH_REASONS[finish]
+                answer.stop_reason = _stop_reason(outputs, event, finish, state.stop_texts)
+                state.num_unfinished -= 1
+            state.num_cached_tokens = cached_tokens[event]
+            touched[request_id] = state
+        begin = end
+    return list(touched.items())
+
+
+def _stop_reason(outputs: StepOutputs, event: int, finish: int, stop_texts: list[str]) -> int | str | None:
+    """The stop text or token that ended an answer, if the request named it."""
+    reason = memoryview(outputs.stop_reasons).cast("i")[event]
+    if finish != 1 or reason == _NO_STOP_REASON:
+        return None
+    return stop_texts[-1 - reason] if reason < 0 else reason
+
+
+def _token_logprobs(outputs: StepOutputs, event: int, token_id: int, count: int) -> TokenLogprobs:
+    """Log probabilities of one event; a step carries as many columns as its greediest request asked for."""
+    columns = outputs.logprobs
+    if columns is None:
+        raise RuntimeError("a request asked for log probabilities and its step has none")
+    first = event * columns.width
+    last = first + min(count, columns.width)
+    ids = memoryview(columns.top_ids).cast("i")[first:last]
+    values = memoryview(columns.top).cast("f")[first:last]
+    chosen = memoryview(columns.chosen).cast("f")[event]
+    return TokenLogprobs(token_id, chosen, list(zip(ids.tolist(), values.tolist(), strict=True)))

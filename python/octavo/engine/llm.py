@@ -1,0 +1,254 @@
+"""The engine for programs that have their prompts at hand: answers in the prompts' order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from octavo.config import EngineConfig
+from octavo.engine.backend import Backend, LocalBackend, WorkerBackend
+from octavo.engine.collect import RequestState, apply
+from octavo.engine.interrupt import DeferredInterrupt
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.progress import ProgressBar
+from octavo.engine.requests import RequestMaker
+from octavo.errors import EngineDead, InvalidRequest
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.engine.protocol import Request
+    from octavo.runner.interface import ModelInfo
+    from octavo.text.tokenizer import Tokenizer
+
+__all__ = ["LLM"]
+
+Prompt: TypeAlias = "str | Sequence[int] | Mapping[str, Any]"
+Prompts: TypeAlias = "Prompt | Sequence[str] | Sequence[Sequence[int]] | Sequence[Mapping[str, Any]]"
+Conversation: TypeAlias = "Sequence[Mapping[str, Any]]"
+
+
+class LLM:
+    """A model, in this process or in a worker process of its own.
+
+        with LLM("demo") as llm:
+            outputs = llm.generate(["Once upon a time", "2 + 2 ="], SamplingParams(temperature=0, max_tokens=32))
+
+    In this process, a loaded model holds settings of the whole process: the threads of torch and of Octavo's CPU
+    kernels. `close` sets torch's back. With `worker=True` nothing changes here and torch is not even imported; that
+    costs a hop over a socket each step.
+
+    Not thread-safe: one call at a time.
+
+    Args:
+        model: `demo`, a folder, a `.gguf` file, or a repository id of the Hugging Face hub.
+        worker: run the model in a process of its own, which ends with this one.
+        settings: the other fields of `EngineConfig`.
+
+    Attributes:
+        config: the settings.
+        model: what was loaded.
+        tokenizer: the model's tokenizer and chat template; None for a model that has none.
+
+    Raises:
+        ConfigError: a setting that cannot work, or does not exist.
+        ModelError: the model's files cannot be used.
+        EngineDead: the worker process ended before it was ready.
+    """
+
+    def __init__(self, model: str, *, worker: bool = False, **settings: Any) -> None:
+        config = EngineConfig.of(model=model, **settings)
+        with ProgressBar("Loading the model") as bar:
+            backend = WorkerBackend.load(config, bar.stage) if worker else LocalBackend.load(config, bar.stage)
+        self._use(config, backend)
+
+    @classmethod
+    def from_backend(cls, config: EngineConfig, backend: Backend) -> LLM:
+        """An `LLM` over an engine that is loaded already."""
+        llm = cls.__new__(cls)
+        llm._use(config, backend)
+        return llm
+
+    def _use(self, config: EngineConfig, backend: Backend) -> None:
+        self.config = config
+        self.model: ModelInfo = backend.model
+        self.tokenizer: Tokenizer | None = backend.tokenizer
+        self._backend = backend
+        self._requests = RequestMaker(backend.model, config.seed)
+        self._last_id = 0
+        self._reason: str | None = None
+
+    # -------------------------------------------------------- answers
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer prompts, all at once.
+
+        Ctrl-C ends what runs and leaves the engine usable.
+
+        Args:
+            prompts: one or a list of: a text; token ids; a dict with `prompt` or `prompt_token_ids`.
+            sampling_params: one for all, or one a prompt; `SamplingParams()` when None.
+            use_tqdm: show a progress bar when it takes long and standard error is a terminal.
+
+        Returns:
+            One output a prompt, in the prompts' order.
+
+        Raises:
+            InvalidRequest: a prompt or its parameters cannot be served; none of the prompts is run then.
+            EngineDead: the engine failed in this call or before; its requests are lost.
+        """
+        self._check()
+        one, listed = _as_list(prompts)
+        parsed = [self._parse(prompt) for prompt in listed]
+        return self._run(parsed, _spread(sampling_params, len(parsed), SamplingParams()), use_tqdm and not one)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_arguments: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations through the model's chat template.
+
+        Args:
+            messages: one conversation, a list of `{"role": ..., "content": ...}`, or a list of such.
+            sampling_params: as for `generate`, but an answer may go on to the context's end when None.
+            use_tqdm: as for `generate`.
+            template_arguments: passed to the template.
+
+        Raises:
+            InvalidRequest, EngineDead: as for `generate`.
+        """
+        self._check()
+        tokenizer = self._tokenizer()
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        parsed: list[tuple[str | None, list[int]]] = []
+        for conversation in cast("Sequence[Conversation]", conversations):
+            text = tokenizer.apply_chat_template(conversation, **template_arguments)
+            parsed.append((text, tokenizer.encode(text, add_special_tokens=False)))
+        params = _spread(sampling_params, len(parsed), SamplingParams(max_tokens=None))
+        return self._run(parsed, params, use_tqdm)
+
+    def _run(
+        self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], show: bool
+    ) -> list[RequestOutput]:
+        states: dict[int, RequestState] = {}
+        requests: list[Request] = []
+        for (text, ids), one in zip(prompts, params, strict=True):
+            number = self._last_id + 1 + len(requests)
+            requests.append(self._requests.make(number, ids, one))
+            states[number] = RequestState(str(number), text, list(ids), one)
+        self._last_id += len(requests)
+        ordered = list(states.values())
+        with DeferredInterrupt() as interrupt, ProgressBar("Answers", len(ordered), enabled=show) as bar:
+            try:
+                self._backend.submit(requests)
+                while states:
+                    outputs = self._backend.step()
+                    if outputs is not None:
+                        for number, state in apply(outputs, states):
+                            if state.num_unfinished == 0:
+                                del states[number]
+                        bar.update(len(ordered) - len(states))
+                    if interrupt.pending:
+                        self._backend.abort(list(states))
+                        raise KeyboardInterrupt
+            except InvalidRequest:
+                raise
+            except BaseException as error:
+                if not (isinstance(error, KeyboardInterrupt) and interrupt.pending and not interrupt.forced):
+                    self._reason = f"the engine failed: {type(error).__name__}: {error}"
+                raise
+        return [state.output() for state in ordered]
+
+    # -------------------------------------------------------- prompts
+
+    def _parse(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Text, if any, and token ids of a prompt."""
+        if isinstance(prompt, Mapping):
+            if prompt.get("prompt_token_ids") is not None:
+                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+            if not isinstance(prompt.get("prompt"), str):
+                raise InvalidRequest("prompt: a dict must hold `prompt` (a text) or `prompt_token_ids`", "prompt")
+            prompt = cast(str, prompt["prompt"])
+        if isinstance(prompt, str):
+            return prompt, self._tokenizer().encode(prompt)
+        return None, list(prompt)
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                "prompt: the model has no tokenizer; give token ids, or name a tokenizer in the settings", "prompt"
+            )
+        return self.tokenizer
+
+    # -------------------------------------------------------- life
+
+    def stats(self) -> dict[str, int | float]:
+        """The core's gauges and counters, by name.
+
+        Raises:
+            EngineDead: the engine failed or was closed.
+        """
+        self._check()
+        return self._backend.stats()
+
+    def close(self) -> None:
+        """Give the model's memory back, or end its process. Idempotent; later calls raise EngineDead."""
+        if self._reason != _CLOSED:
+            self._reason = _CLOSED
+            self._backend.close()
+
+    def _check(self) -> None:
+        if self._reason is not None:
+            raise EngineDead(self._reason)
+
+    def __enter__(self) -> LLM:
+        """The engine itself; `close` at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+_CLOSED = "the engine was closed"
+
+
+def _as_list(prompts: Prompts) -> tuple[bool, list[Prompt]]:
+    """Whether it is one prompt, and the prompts."""
+    if isinstance(prompts, str | Mapping):
+        return True, [prompts]
+    listed: list[Any] = list(prompts)
+    if listed and not isinstance(listed[0], str | Mapping | Sequence) and not hasattr(listed[0], "__len__"):
+        return True, [listed]
+    return False, listed
+
+
+def _spread(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int, default: SamplingParams
+) -> list[SamplingParams]:
+    """Parameters of each prompt.
+
+    Raises:
+        InvalidRequest: a list of another length than the prompts.
+    """
+    if params is None:
+        return [default] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequest(
+            f"sampling_params: {len(params)} for {count} prompts; give one for all or one a prompt", "sampling_params"
+        )
+    return list(params)

@@ -1,0 +1,150 @@
+"""From a caller's prompt and parameters to a request of the core, in two halves: the client's and the engine's."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from octavo.engine.protocol import Request, Submit
+from octavo.errors import ContextLengthExceeded, InvalidRequest
+from octavo.runner.interface import ModelInfo
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo._core import Core
+
+__all__ = ["RequestMaker", "submissions", "submit"]
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(SamplingParams)
+_MESSAGE_BYTES = 1 << 20
+_MASK = (1 << 64) - 1
+
+
+class RequestMaker:
+    """Checks what callers ask for and fills in what they leave open. Client's half; lives as long as the engine.
+
+    Seeds are drawn here and not in the core: the i-th request that names none gets a hash of the engine's seed and i.
+    An engine that is given the same requests in the same order so gives the same answers, also at a temperature.
+
+    Args:
+        info: the model's limits.
+        seed: the engine's.
+    """
+
+    def __init__(self, info: ModelInfo, seed: int) -> None:
+        self._info = info
+        self._seed = seed
+        self._drawn = 0
+
+    def make(self, request_id: int, prompt: Sequence[int], params: SamplingParams) -> Request:
+        """A request that the engine's half will take, unless its KV cache is too small for it.
+
+        max_tokens is cut to what the context leaves, so an answer that runs into the context's end finishes with
+        "length".
+
+        Raises:
+            InvalidRequest: empty prompt, an id outside the vocabulary, parameters out of range.
+            ContextLengthExceeded: no room for one token after the prompt.
+        """
+        ids = self._check_prompt(prompt)
+        params.validate()
+        room = self._info.max_model_len - len(ids)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        seed = params.seed
+        if seed is None:
+            seed = self._draw_seed()
+        filled = msgspec.structs.replace(
+            params, seed=seed, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens)
+        )
+        return Request(request_id, ids.tobytes(), msgspec.Raw(_ENCODER.encode(filled)))
+
+    def _check_prompt(self, prompt: Sequence[int]) -> array[int]:
+        """The prompt's ids as int32."""
+        limit = self._info.max_model_len
+        try:
+            ids = array("i", prompt)
+        except (TypeError, OverflowError) as error:
+            raise InvalidRequest(
+                f"prompt: is not a list of token ids ({error}); give whole numbers", "prompt"
+            ) from None
+        if not ids:
+            raise InvalidRequest("prompt: is empty; give one token or more", "prompt")
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= self._info.vocab_size:
+            raise InvalidRequest(
+                f"prompt: token id {low if low < 0 else high} is outside the vocabulary; "
+                f"ids go from 0 to {self._info.vocab_size - 1}",
+                "prompt",
+            )
+        if len(ids) >= limit:
+            raise ContextLengthExceeded(
+                f"prompt: {len(ids)} tokens leave no room for an answer in the model's context of {limit} tokens; "
+                f"shorten it to {limit - 1} or fewer",
+                "prompt",
+            )
+        return ids
+
+    def _draw_seed(self) -> int:
+        """The next seed: one step of SplitMix64, as a signed 64-bit number."""
+        self._drawn += 1
+        z = (self._seed + self._drawn * 0x9E3779B97F4A7C15) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        z ^= z >> 31
+        return z - (1 << 64) if z >> 63 else z
+
+
+def submissions(requests: Sequence[Request], *, batch: bool = False) -> Iterator[Submit]:
+    """Requests as messages of a size that frames take, in order."""
+    chunk: list[Request] = []
+    size = 0
+    for request in requests:
+        if size > _MESSAGE_BYTES:
+            yield Submit(chunk, batch=batch, more=True)
+            chunk, size = [], 0
+        chunk.append(request)
+        size += len(request.prompt) + len(request.params)
+    if chunk:
+        yield Submit(chunk, batch=batch)
+
+
+def submit(core: Core, request: Request, arrival_us: int) -> None:
+    """Queue a request. The engine's half.
+
+    Raises:
+        InvalidRequest, ContextLengthExceeded, CapacityExceeded: the request is not queued.
+    """
+    try:
+        params = _DECODER.decode(request.params)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"sampling parameters: {error}") from None
+    if params.max_tokens is None or params.seed is None:
+        raise InvalidRequest("sampling parameters: max_tokens and seed must be filled in before a request is submitted")
+    core.submit(
+        request.request_id,
+        request.prompt,
+        arrival_us=arrival_us,
+        n=params.n,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=max(params.top_k, 0),
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        seed=params.seed & _MASK,
+        logprobs=-1 if params.logprobs is None else params.logprobs,
+        stop_token_ids=params.stop_token_ids,
+        stop=[text.encode() for text in params.stop],
+        ignore_eos=params.ignore_eos,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        priority=params.priority,
+        cache_salt=params.cache_salt.encode(),
+    )

@@ -1,0 +1,239 @@
+"""The engine worker: a process that owns the model and serves one client over an inherited socket.
+
+    python -m octavo.engine.worker --fd N --parent PID
+
+It is single-threaded: drain the socket, step, send. Idle, it sleeps in `poll`. It ends when its client's end of the
+socket closes, and the kernel kills it when its parent dies, so it is never left behind. A fault in a step ends it with
+its requests told, a traceback in its log (standard error) and exit code 1; a refused model gives exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from octavo.config import EngineConfig
+from octavo.engine.connection import ClientGone, Connection
+from octavo.engine.loop import EngineLoop
+from octavo.engine.protocol import (
+    Abort,
+    Accepted,
+    ErrorRecord,
+    Fatal,
+    Load,
+    LoadFailed,
+    Progress,
+    ProtocolError,
+    Ready,
+    Rejected,
+    Stats,
+    StatsQuery,
+    Submit,
+)
+from octavo.engine.requests import submit
+from octavo.errors import OctavoError
+from octavo.runner.interface import ModelInfo
+
+__all__ = ["LoadEngine", "Worker", "main"]
+
+LoadEngine = Callable[[EngineConfig, Callable[[str, int, int], None]], "tuple[EngineLoop, ModelInfo, object]"]
+
+_LOG = logging.getLogger("octavo.engine.worker")
+_PR_SET_PDEATHSIG = 1
+_PROGRESS_INTERVAL_S = 0.05
+_LAST_WORDS_S = 1.0
+
+
+class Worker:
+    """Serves one client until it has gone.
+
+    Args:
+        connection: to the client.
+        loop: the loaded engine.
+
+    Attributes:
+        stopping: set by a signal handler; `run` returns before the next step.
+    """
+
+    def __init__(self, connection: Connection, loop: EngineLoop) -> None:
+        self._connection = connection
+        self._loop = loop
+        self._batch: list[int] = []
+        self._batch_refused = False
+        self._batch_open = False
+        self.stopping = False
+
+    def run(self) -> None:
+        """Serve.
+
+        Raises:
+            ClientGone: the client has closed its end.
+            ProtocolError: it sent what is no message.
+            Exception: a step failed; the engine is of no use any more.
+        """
+        while not self.stopping:
+            held = self._connection.clogged or self._batch_open
+            messages = self._connection.exchange(block=held or not self._loop.has_work())
+            for message in messages:
+                self._handle(message)
+            if self._batch_open or self._connection.clogged:
+                continue
+            outputs = self._loop.step()
+            if outputs is not None:
+                self._connection.send(outputs)
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Abort):
+            for request_id in message.request_ids:
+                self._loop.core.abort(request_id)
+        elif isinstance(message, StatsQuery):
+            self._connection.send(Stats(message.query_id, dict(self._loop.core.stats())))
+        else:
+            raise ProtocolError(f"{type(message).__name__} is not expected here")
+
+    def _submit(self, message: Submit) -> None:
+        now_us = time.monotonic_ns() // 1000
+        for request in message.requests:
+            if message.batch and self._batch_refused:
+                break
+            try:
+                submit(self._loop.core, request, now_us)
+            except OctavoError as error:
+                self._connection.send(Rejected(request.request_id, ErrorRecord.of(error)))
+                self._batch_refused = message.batch
+            else:
+                if message.batch:
+                    self._batch.append(request.request_id)
+        self._batch_open = message.batch and message.more
+        if message.batch and not message.more:
+            self._close_batch()
+
+    def _close_batch(self) -> None:
+        """All of the batch or nothing: no step was taken since its first request."""
+        if self._batch_refused:
+            for request_id in self._batch:
+                self._loop.core.abort(request_id)
+        else:
+            self._connection.send(Accepted())
+        self._batch.clear()
+        self._batch_refused = False
+
+
+class _ProgressSender:
+    """Passes progress on, as often as a person can follow."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._stage = ""
+        self._sent_at = 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if stage != self._stage or done == total or now - self._sent_at >= _PROGRESS_INTERVAL_S:
+            self._stage, self._sent_at = stage, now
+            self._connection.send(Progress(stage, done, total))
+
+
+def main(arguments: list[str] | None = None, *, load: LoadEngine | None = None) -> int:
+    """The worker process.
+
+    Args:
+        arguments: the command line.
+        load: what loads the engine, for tests.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(prog="octavo.engine.worker", description="Started by Octavo's own processes.")
+    parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
+    parser.add_argument("--parent", type=int, required=True, help="the process to die with")
+    options = parser.parse_args(arguments)
+    _die_with(options.parent)
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Ctrl-C in a terminal reaches every process of the group; what it means is the client's to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=options.fd)
+    sock.set_inheritable(False)
+    wake_read, wake_write = socket.socketpair()
+    for end in (wake_read, wake_write):
+        end.setblocking(False)
+    connection = Connection(sock, wake_read.fileno())
+    try:
+        return _serve(connection, wake_write.fileno(), load)
+    except ClientGone:
+        return 0
+    except Exception as error:
+        _LOG.exception("the engine failed; its requests are lost")
+        with contextlib.suppress(ClientGone):
+            connection.send(Fatal(f"{type(error).__name__}: {error}"))
+            connection.flush(_LAST_WORDS_S)
+        return 1
+
+
+def _serve(connection: Connection, wake: int, load: LoadEngine | None) -> int:
+    build = load
+    if build is None:
+        # torch takes a second or more to import: meanwhile the client finds the model's files.
+        from octavo.engine.build import build_engine
+        from octavo.runner import build_runner  # noqa: F401
+
+        build = build_engine
+    config = _await_config(connection)
+    try:
+        loop, info, _ = build(config, _ProgressSender(connection))
+    except OctavoError as error:
+        connection.send(LoadFailed(ErrorRecord.of(error)))
+        connection.flush(_LAST_WORDS_S)
+        return 2
+    gc.collect()
+    gc.freeze()
+    worker = Worker(connection, loop)
+
+    def stop(_number: int, _frame: object) -> None:
+        worker.stopping = True
+
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGTERM, stop)
+    connection.send(Ready(info))
+    try:
+        worker.run()
+    finally:
+        loop.close()
+    return 0
+
+
+def _await_config(connection: Connection) -> EngineConfig:
+    messages: list[Any] = []
+    while not messages:
+        messages = connection.exchange(block=True)
+    if len(messages) != 1 or not isinstance(messages[0], Load):
+        raise ProtocolError("the first message must be Load, alone")
+    return messages[0].config
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when the parent's thread that started it ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
