@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from octavo._core import Core
 from octavo.config import EngineConfig
 from octavo.engine.loop import EngineLoop
+from octavo.errors import ModelNotFound
 from octavo.runner.interface import ModelInfo, Progress
 
 if TYPE_CHECKING:
@@ -19,15 +22,19 @@ __all__ = ["build_engine", "build_loop", "load_tokenizer"]
 
 
 def load_tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer | None:
-    """The model's tokenizer, or the one the settings name; None for a model without one.
+    """The model's tokenizer, or the one the settings name; None where random weights come without one.
 
     Raises:
-        ModelError: the tokenizer's files are missing where they were named, corrupt or unknown.
+        ModelError: the tokenizer's files are missing, corrupt or unknown.
     """
-    from octavo.loading.resolve import resolve_tokenizer
-    from octavo.text.tokenizer import load_tokenizer as load
+    from octavo.text.tokenizer import Tokenizer
 
-    return load(resolve_tokenizer(config.tokenizer) if config.tokenizer is not None else source)
+    try:
+        return Tokenizer.from_source(source, config.tokenizer)
+    except ModelNotFound:
+        if config.tokenizer is None and config.load_format == "dummy":
+            return None
+        raise
 
 
 def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, ModelInfo, Tokenizer | None]:
@@ -42,7 +49,11 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
     source = resolve_model(config.model, progress=progress)
     runner, info = build_runner(config, source, progress)
     tokenizer = load_tokenizer(config, source)
-    table = None if tokenizer is None else tokenizer.token_table()
+    table = None
+    if tokenizer is not None:
+        table = tokenizer.token_table(info.vocab_size)
+        end_tokens = {*info.eos_token_ids, *tokenizer.eos_token_ids}
+        info = msgspec.structs.replace(info, eos_token_ids=tuple(sorted(end_tokens)))
     return build_loop(config, runner, info, table), info, tokenizer
 
 

@@ -188,8 +188,8 @@ def _serve(connection: Connection, wake: int, load: LoadEngine | None) -> int:
     build = load
     if build is None:
         # torch takes a second or more to import: meanwhile the client finds the model's files.
+        import octavo.runner.runner  # noqa: F401
         from octavo.engine.build import build_engine
-        from octavo.runner import build_runner  # noqa: F401
 
         build = build_engine
     config = _await_config(connection)
