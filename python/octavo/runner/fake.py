@@ -51,7 +51,7 @@ class FakeHandle:
 
 
 class FakeRunner:
-    """Samples a hash of the token before and its position, so that equal prompts get equal answers in any batch.
+    """Samples a hash of the last token and its position: equal prompts get equal answers in any batch.
 
     Args:
         info: vocabulary size and limits to go by.
@@ -76,9 +76,7 @@ class FakeRunner:
         sizes = {name: size for name, _, size in layout}
         self.arenas = [np.zeros(core.arena_len(), dtype=np.int32) for _ in range(NUM_ARENAS)]
         self.results = [np.zeros(sizes["logits_rows"], dtype=np.int32) for _ in range(NUM_ARENAS)]
-        self._views = [
-            {name: arena[offset : offset + size] for name, offset, size in layout} for arena in self.arenas
-        ]
+        self._views = [{name: arena[offset : offset + size] for name, offset, size in layout} for arena in self.arenas]
         self._last_token = np.zeros(sizes["rows"], dtype=np.int32)
         core.attach(
             [(arena.ctypes.data, arena.size) for arena in self.arenas],

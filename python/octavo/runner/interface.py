@@ -1,7 +1,7 @@
 """What the loop and a runner say to each other.
 
-A runner owns the device: the model, the KV cache, the plan arenas and what stays on the device between steps. The loop
-knows it by three verbs: `attach` once, then `launch` for every planned step and `result` of the handle it gave.
+A runner owns the device: the model, the KV cache, the plan arenas and what stays on the device between steps. The
+loop knows it by `attach` (once), `launch` (for every planned step) and the `result` of the handle that gives.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StepResult:
     Attributes:
         num_logits: L, the samples of the step; their int32 ids lie in the result buffer of the step's arena.
         logprobs: float32[L], log probability of each chosen token; None when no row of the step asked.
-        top_ids: int32[L, M], the likeliest tokens, best first; M is the most any row of the step asked for (may be 0).
+        top_ids: int32[L, M], the likeliest tokens, best first; M is the most any row of the step asked for, or 0.
         top_logprobs: float32[L, M].
 
     Rows that did not ask hold undefined values.
@@ -95,7 +95,7 @@ class Runner(Protocol):
     """Runs planned steps on one device."""
 
     def attach(self, core: Core) -> None:
-        """Allocate the arenas and result buffers `core` asks for and hand them over; once, before any step."""
+        """Allocate the arenas and result buffers `core` asks for and hand them over; once, before a step."""
         ...
 
     def launch(self, plan: StepPlan) -> Handle:

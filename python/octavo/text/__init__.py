@@ -1,1 +1,1 @@
-"""Tokenizers, chat templates and the token-bytes table. Knows no torch."""
+"""Text to token ids and back: tokenizers of every kind, chat templates, the table of token bytes. No torch here."""

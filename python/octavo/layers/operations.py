@@ -1,0 +1,141 @@
+"""What a decoder asks of a device: the few operations its forward is made of.
+
+A `Buffer` is whatever the device's kernels take: an address on a CPU, a tensor elsewhere. The decoder never looks
+inside. Shapes below are of the rows in use; buffers hold the most rows a step may have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from octavo.layers.weights import Weights
+
+__all__ = ["Buffer", "KvCache", "Linear", "Operations", "StepInputs", "dtype_name"]
+
+Buffer: TypeAlias = Any
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Such as `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclasses.dataclass(slots=True)
+class StepInputs:
+    """The plan arrays of one arena as the kernels take them, and how much of each the step fills.
+
+    Attributes:
+        token_ids, positions, slot_mapping: int32[num_tokens].
+        rows, seq_lens: int32[num_rows].
+        query_start: int32[num_rows + 1].
+        block_tables: int32[max_num_seqs, table_stride].
+    """
+
+    token_ids: Buffer
+    positions: Buffer
+    slot_mapping: Buffer
+    rows: Buffer
+    seq_lens: Buffer
+    query_start: Buffer
+    block_tables: Buffer
+    table_stride: int
+    num_tokens: int = 0
+    num_rows: int = 0
+    num_decode_rows: int = 0
+
+
+class Linear(Protocol):
+    """A dense layer on its device, bias included; one arithmetic at every row count."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory the layer takes."""
+        ...
+
+    def forward(self, x: Buffer, out: Buffer, rows: int, *, out_float32: bool = False) -> None:
+        """out[rows, N] = x[rows, K] @ weight.T + bias."""
+        ...
+
+    def embed(self, token_ids: Buffer, out: Buffer, rows: int) -> None:
+        """out[rows, K] = weight[token_ids]."""
+        ...
+
+
+class KvCache(Protocol):
+    """The KV cache of all layers.
+
+    Attributes:
+        layers: a buffer a layer, [num_blocks, 2, num_kv_heads, block_size, head_dim].
+        num_bytes: of all layers.
+    """
+
+    layers: list[Buffer]
+    num_bytes: int
+
+    def copy_blocks(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+        """Copy whole blocks in every layer; int64 numbers, no destination is a source."""
+        ...
+
+
+class Operations(Protocol):
+    """The kernels of one device, bound to one `DecoderSpec`."""
+
+    dtype: torch.dtype
+
+    def tensor(self, rows: int, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Uninitialised memory on the device; the model's dtype when None."""
+        ...
+
+    def buffer(self, tensor: torch.Tensor) -> Buffer:
+        """What the kernels take for a contiguous tensor; whoever calls keeps the tensor alive."""
+        ...
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on the device; itself when it is there."""
+        ...
+
+    def linear(self, weights: Weights, names: Sequence[str], bias: bool) -> Linear:
+        """A dense layer of the tensors `NAME.weight` [N_i, K] stacked along N, and likewise `NAME.bias`."""
+        ...
+
+    def kv_cache(self, num_blocks: int, block_size: int) -> KvCache:
+        """Zeroed blocks, resident only once they are written."""
+        ...
+
+    def norm(self, x: Buffer, weight: Buffer, out: Buffer, rows: int) -> None:
+        """Out = rms_norm(x) * weight; x [rows, hidden_size], weight float32."""
+        ...
+
+    def add_norm(self, x: Buffer, residual: Buffer, weight: Buffer, out: Buffer, rows: int) -> None:
+        """Residual += x, rounded to the model's dtype, and out = rms_norm(residual) * weight."""
+        ...
+
+    def rope_and_cache(
+        self, qkv: Buffer, cache: Buffer, cos_sin: Buffer, q_norm: Buffer, k_norm: Buffer, inputs: StepInputs
+    ) -> None:
+        """Head norms (where given), rotation of q in place and of k, and k and v into their slots."""
+        ...
+
+    def attention(self, qkv: Buffer, out: Buffer, cache: Buffer, window: int, inputs: StepInputs) -> None:
+        """Out [num_tokens, num_heads * head_dim] = causal attention of q over the cached blocks."""
+        ...
+
+    def act_and_mul(self, gate_up: Buffer, out: Buffer, rows: int) -> None:
+        """Out [rows, intermediate_size] = activation(gate) * up."""
+        ...
+
+    def scale(self, x: torch.Tensor, factor: float) -> None:
+        """X *= factor, in place."""
+        ...
+
+    def softcap(self, x: torch.Tensor, cap: float) -> None:
+        """X = cap * tanh(x / cap), in place."""
+        ...
+
+    def gather(self, x: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> None:
+        """out[i] = x[indices[i]]; int32 indices."""
+        ...

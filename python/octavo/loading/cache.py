@@ -1,0 +1,31 @@
+"""Octavo's own cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["cache_folder", "locked"]
+
+
+def cache_folder() -> Path:
+    """`OCTAVO_CACHE`, or `octavo` in `XDG_CACHE_HOME` or in `~/.cache`; not necessarily there yet."""
+    named = os.environ.get("OCTAVO_CACHE")
+    if named:
+        return Path(named).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache").absolute() / "octavo"
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file while the block runs; waits for other processes. Freed when the process ends."""
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,231 @@
+"""What a model is: its `config.json` or GGUF metadata, checked and brought to one form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo.errors import CorruptFile, ModelNotFound, UnsupportedModel
+from octavo.loading import fields
+from octavo.loading.resolve import ModelSource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ModelConfig", "RopeConfig", "load_model_config", "read_json"]
+
+_JSON_LIMIT = 64 << 20
+"""Bytes: no configuration is near this; a larger file is not one."""
+
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class RopeConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """Rotary position embedding.
+
+    Attributes:
+        kind: `default`, or the scaling's name: `linear`, `dynamic`, `llama3`, `yarn`, `longrope`; `factors`: the weights
+            hold `rope_freqs.weight` float32[dim / 2], by which each frequency is divided (llama3 scaling as GGUF keeps it).
+        theta: base of the frequencies.
+        dim: leading elements of a head that are rotated.
+        parameters: the scaling's own values under transformers' names, such as `factor`,
+            `original_max_position_embeddings`, `low_freq_factor`, `high_freq_factor`, `beta_fast`, `attention_factor`.
+    """
+
+    kind: str
+    theta: float
+    dim: int
+    parameters: dict[str, Any] = {}
+
+
+class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """A causal decoder's description; sizes are positive and consistent with each other.
+
+    Attributes:
+        architecture: transformers' class name, such as `LlamaForCausalLM`.
+        model_type: transformers' `model_type`, or GGUF's `general.architecture`.
+        rms_norm_eps: epsilon of the norms.
+        max_position_embeddings: tokens of context the model was made for.
+        sliding_window: tokens a query sees, where the file names one.
+        eos_token_ids: tokens that end an answer; unite them with the tokenizer's.
+        dtype: stored dtype as the file says (`bfloat16`, ...), `gguf` for GGUF, None where it says nothing.
+        sampling_defaults: temperature, top_p, top_k, min_p, repetition_penalty that the model's makers recommend; only
+            those given.
+        raw: config.json, or GGUF metadata without the token lists, as read.
+    """
+
+    architecture: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    hidden_act: str
+    attention_bias: bool
+    mlp_bias: bool
+    sliding_window: int | None
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    dtype: str | None
+    sampling_defaults: dict[str, float]
+    raw: dict[str, Any]
+
+
+def load_model_config(source: ModelSource) -> ModelConfig:
+    """Read and check a model's description. Imports no torch.
+
+    Raises:
+        ModelNotFound: the folder has no config.json.
+        CorruptFile: not JSON, or a value that cannot be.
+        UnsupportedModel: quantized checkpoints, unknown GGUF architectures, features that Octavo lacks.
+    """
+    if source.kind == "gguf":
+        from octavo.loading.gguf import gguf_model_config
+
+        return gguf_model_config(source.path)
+    return _folder_config(source.path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        CorruptFile: not JSON, not an object, or far too large. ModelNotFound: no such file.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _JSON_LIMIT:
+            raise CorruptFile(f"{path}: {size} bytes are too many for a configuration")
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelNotFound(f"{path}: no such file; a model folder needs it") from None
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CorruptFile(f"{path}: a JSON object is expected, not {type(value).__name__}")
+    return value
+
+
+def _folder_config(folder: Path) -> ModelConfig:
+    path = folder / "config.json"
+    raw = read_json(path)
+    generation_path = folder / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.is_file() else {}
+    return config_from_json(raw, generation, str(path))
+
+
+def config_from_json(raw: Mapping[str, Any], generation: Mapping[str, Any], where: str) -> ModelConfig:
+    """Check config.json's and generation_config.json's values.
+
+    Args:
+        raw: config.json.
+        generation: generation_config.json, empty where there is none.
+        where: the file, for messages.
+    """
+    _refuse_quantization(raw, where)
+    read = fields.Reader(raw, where)
+    num_heads = read.size("num_attention_heads", fields.MAX_HEADS)
+    hidden_size = read.size("hidden_size", fields.MAX_WIDTH)
+    num_kv_heads = read.size("num_key_value_heads", fields.MAX_HEADS, default=num_heads)
+    head_dim = fields.head_dim(read, "head_dim", hidden_size, num_heads)
+    fields.check_groups(num_heads, num_kv_heads, where)
+    positions = read.size("max_position_embeddings", fields.MAX_POSITIONS, default=2048)
+    eos = fields.token_ids(generation, "eos_token_id", where) or fields.token_ids(raw, "eos_token_id", where)
+    bos = fields.token_ids(raw, "bos_token_id", where)
+    return ModelConfig(
+        architecture=_architecture(raw, where),
+        model_type=read.text("model_type", default=""),
+        vocab_size=read.size("vocab_size", fields.MAX_VOCABULARY),
+        hidden_size=hidden_size,
+        num_layers=read.size("num_hidden_layers", fields.MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=read.size("intermediate_size", fields.MAX_WIDTH),
+        rms_norm_eps=read.number("rms_norm_eps", 0.0, 1.0, default=1e-6),
+        max_position_embeddings=positions,
+        rope=_rope(raw, where, head_dim, positions),
+        tie_word_embeddings=read.flag("tie_word_embeddings", default=False),
+        hidden_act=read.text("hidden_act", default="silu"),
+        attention_bias=read.flag("attention_bias", default=False),
+        mlp_bias=read.flag("mlp_bias", default=False),
+        sliding_window=read.optional_size("sliding_window", fields.MAX_POSITIONS),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=eos,
+        dtype=read.text("dtype", default="") or read.text("torch_dtype", default="") or None,
+        sampling_defaults=fields.sampling_defaults(
+            {key: generation.get(key) for key in _SAMPLING_KEYS}, where
+        ),
+        raw=dict(raw),
+    )
+
+
+def _architecture(raw: Mapping[str, Any], where: str) -> str:
+    names = raw.get("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        return names[0]
+    raise UnsupportedModel(
+        f"{where}: `architectures` names no model class; Octavo needs it, such as LlamaForCausalLM"
+    )
+
+
+def _refuse_quantization(raw: Mapping[str, Any], where: str) -> None:
+    for key in ("quantization_config", "compression_config"):
+        quantization = raw.get(key)
+        if not quantization:
+            continue
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise UnsupportedModel(
+            f"{where}: `{key}` says the weights are quantized ({method or 'method not named'}), which Octavo cannot "
+            "read yet; use the unquantized checkpoint or a GGUF file"
+        )
+
+
+def _rope(raw: Mapping[str, Any], where: str, head_dim: int, positions: int) -> RopeConfig:
+    """Rotary settings, from transformers 5's `rope_parameters` or 4's `rope_theta` and `rope_scaling`."""
+    parameters: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        value = raw.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            raise CorruptFile(f"{where}: `{key}` is {value!r}; an object is expected")
+        if any(isinstance(entry, dict) for entry in value.values()):
+            raise UnsupportedModel(f"{where}: `{key}` differs by layer type, which Octavo cannot do yet")
+        parameters.update(value)
+    defaults = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    merged = {key: parameters.pop(key, None) for key in defaults}
+    read = fields.Reader(
+        {key: raw.get(key) if merged[key] is None else merged[key] for key in defaults}, where
+    )
+    kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
+    parameters.pop("type", None)
+    if not isinstance(kind, str):
+        raise CorruptFile(f"{where}: `rope_type` is {kind!r}; a name is expected")
+    factor = read.number("partial_rotary_factor", 0.0, 1.0, default=1.0)
+    dim = int(head_dim * factor)
+    if dim < 2 or dim % 2:
+        raise UnsupportedModel(
+            f"{where}: `head_dim` {head_dim} gives {dim} rotated elements; an even number is needed"
+        )
+    if kind != "default" and "original_max_position_embeddings" not in parameters:
+        original = raw.get("original_max_position_embeddings")
+        if original is not None:
+            parameters["original_max_position_embeddings"] = original
+    fields.check_scaling(kind, parameters, dim, where)
+    return RopeConfig(
+        kind=kind,
+        theta=read.number("rope_theta", 0.0, 1e30, default=10000.0),
+        dim=dim,
+        parameters=parameters,
+    )

@@ -1,0 +1,167 @@
+"""GGUF metadata as a `ModelConfig`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import CorruptFile, UnsupportedModel
+from octavo.loading import fields
+from octavo.loading.config import ModelConfig, RopeConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["config_from_metadata"]
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_SAMPLING_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+_ROPE_PARAMETERS = {
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "attn_factor": "attention_factor",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+_RAW_ITEMS = 1024
+"""Lists longer than this (the vocabulary) are left out of `raw`."""
+
+
+def config_from_metadata(
+    metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], where: str
+) -> ModelConfig:
+    """Check a GGUF file's description.
+
+    Args:
+        metadata: keys and values of the header.
+        shapes: GGUF tensor names to shapes in torch's order.
+        where: the file, for messages.
+
+    Raises:
+        CorruptFile: values that cannot be, or contradict the tensors. UnsupportedModel: an architecture unknown here.
+    """
+    arch = metadata.get("general.architecture")
+    if not isinstance(arch, str) or arch not in _ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{where}: `general.architecture` is {arch!r}; Octavo reads GGUF files of {', '.join(_ARCHITECTURES)}"
+        )
+    if metadata.get(f"{arch}.expert_count"):
+        raise UnsupportedModel(f"{where}: `{arch}.expert_count`: mixtures of experts cannot be read yet")
+    read = fields.Reader({key: _uniform(value) for key, value in metadata.items()}, where)
+    hidden_size = read.size(f"{arch}.embedding_length", fields.MAX_WIDTH)
+    num_heads = read.size(f"{arch}.attention.head_count", fields.MAX_HEADS)
+    num_kv_heads = read.size(f"{arch}.attention.head_count_kv", fields.MAX_HEADS, default=num_heads)
+    head_dim = fields.head_dim(read, f"{arch}.attention.key_length", hidden_size, num_heads)
+    value_dim = read.optional_size(f"{arch}.attention.value_length", fields.MAX_WIDTH)
+    if value_dim not in (None, head_dim):
+        raise UnsupportedModel(
+            f"{where}: keys of {head_dim} and values of {value_dim} elements cannot be read yet"
+        )
+    fields.check_groups(num_heads, num_kv_heads, where)
+    eos = [
+        token
+        for key in ("eos", "eot", "eom")
+        for token in fields.token_ids(metadata, f"tokenizer.ggml.{key}_token_id", where)
+    ]
+    bos = fields.token_ids(metadata, "tokenizer.ggml.bos_token_id", where)
+    return ModelConfig(
+        architecture=_ARCHITECTURES[arch],
+        model_type=arch,
+        vocab_size=_vocab_size(read, arch, metadata, shapes),
+        hidden_size=hidden_size,
+        num_layers=read.size(f"{arch}.block_count", fields.MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=read.size(f"{arch}.feed_forward_length", fields.MAX_WIDTH),
+        rms_norm_eps=read.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0, default=1e-6),
+        max_position_embeddings=read.size(f"{arch}.context_length", fields.MAX_POSITIONS),
+        rope=_rope(read, arch, head_dim, shapes),
+        tie_word_embeddings="output.weight" not in shapes,
+        hidden_act="silu",
+        attention_bias="blk.0.attn_q.bias" in shapes,
+        mlp_bias="blk.0.ffn_up.bias" in shapes,
+        sliding_window=read.optional_size(f"{arch}.attention.sliding_window", fields.MAX_POSITIONS),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        dtype="gguf",
+        sampling_defaults=fields.sampling_defaults(
+            {name: metadata.get(key) for name, key in _SAMPLING_KEYS.items()}, where
+        ),
+        raw={
+            key: value
+            for key, value in metadata.items()
+            if not (isinstance(value, list) and len(value) > _RAW_ITEMS)
+        },
+    )
+
+
+def _uniform(value: Any) -> Any:
+    """A list that repeats one value, as that value: some writers give one entry a layer."""
+    if (
+        isinstance(value, list)
+        and value
+        and not isinstance(value[0], list)
+        and len(value) <= fields.MAX_LAYERS
+    ):
+        return value[0] if all(entry == value[0] for entry in value) else value
+    return value
+
+
+def _vocab_size(
+    read: fields.Reader, arch: str, metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]
+) -> int:
+    """Rows of the embedding, which is what logits are computed for."""
+    embedding = shapes.get("token_embd.weight")
+    if embedding is None or len(embedding) != 2:
+        raise CorruptFile(f"{read.where}: lacks the tensor `token_embd.weight`, or it is no matrix")
+    rows = embedding[0]
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not 1 <= rows <= fields.MAX_VOCABULARY or (isinstance(tokens, list) and len(tokens) > rows):
+        raise CorruptFile(f"{read.where}: `token_embd.weight` has {rows} rows for a larger vocabulary")
+    return rows
+
+
+def _rope(read: fields.Reader, arch: str, head_dim: int, shapes: Mapping[str, Sequence[int]]) -> RopeConfig:
+    where = read.where
+    dim = read.size(f"{arch}.rope.dimension_count", head_dim, default=head_dim)
+    if dim % 2:
+        raise CorruptFile(f"{where}: `{arch}.rope.dimension_count` is {dim}; an even number is needed")
+    kind = read.text(f"{arch}.rope.scaling.type", default="none")
+    parameters: dict[str, Any] = {}
+    if kind == "none":
+        kind = "default"
+        # Files older than `scaling.type` give linear scaling by this key alone.
+        scale = read.number(f"{arch}.rope.scale_linear", 0.0, 1e30, default=1.0)
+        if scale != 1.0:
+            kind, parameters = "linear", {"factor": scale}
+    else:
+        for key, name in _ROPE_PARAMETERS.items():
+            value = read.values.get(f"{arch}.rope.scaling.{key}")
+            if value is not None:
+                parameters[name] = value
+        fields.check_scaling(kind, parameters, dim, where)
+    factors = shapes.get("rope_freqs.weight")
+    if factors is not None:
+        if list(factors) != [dim // 2]:
+            raise CorruptFile(
+                f"{where}: `rope_freqs.weight` has shape {list(factors)}; [{dim // 2}] is needed"
+            )
+        if kind != "default":
+            raise UnsupportedModel(f"{where}: rotary scaling `{kind}` together with `rope_freqs.weight`")
+        kind = "factors"
+    return RopeConfig(
+        kind=kind,
+        theta=read.number(f"{arch}.rope.freq_base", 0.0, 1e30, default=10000.0),
+        dim=dim,
+        parameters=parameters,
+    )

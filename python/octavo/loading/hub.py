@@ -1,0 +1,95 @@
+"""Models of the Hugging Face hub, kept in its own cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ModelNotFound
+
+__all__ = ["fetch_model", "fetch_tokenizer", "is_repository_id"]
+
+_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9_][\w.\-]*")
+_TEXT_FILES = ("*.json", "*.jinja", "tokenizer.model", "*.tiktoken")
+_UNWANTED = ("*/*", "consolidated*", "training_args.bin", "optimizer*", "scheduler*")
+
+
+def is_repository_id(name: str) -> bool:
+    """Whether a name has the form `owner/name`."""
+    return _ID.fullmatch(name) is not None and ".." not in name and "--" not in name
+
+
+def fetch_model(repository: str) -> Path:
+    """The folder of a repository's newest snapshot, with safetensors, or what else it has for weights.
+
+    Files already in the cache are not fetched again, and without a network they serve as they are.
+
+    Raises:
+        ModelNotFound: no such repository, no access, no network, or none of the files.
+    """
+    files = _list_files(repository)
+    weights: tuple[str, ...] = ("*.safetensors",)
+    if files is not None and not any(_plain(file, ".safetensors") for file in files):
+        weights = ("*.bin",) if any(_plain(file, ".bin") for file in files) else ("*.gguf",)
+    if weights == ("*.gguf",):
+        _refuse_many_gguf(repository, files or [])
+    elif files is None:
+        weights = ("*.safetensors", "*.bin", "*.gguf")
+    return _snapshot(repository, (*weights, *_TEXT_FILES), local_only=files is None)
+
+
+def fetch_tokenizer(repository: str) -> Path:
+    """As `fetch_model`, without weights."""
+    files = _list_files(repository)
+    return _snapshot(repository, _TEXT_FILES, local_only=files is None)
+
+
+def _plain(file: str, suffix: str) -> bool:
+    return file.endswith(suffix) and "/" not in file
+
+
+def _refuse_many_gguf(repository: str, files: list[str]) -> None:
+    found = [file for file in files if _plain(file, ".gguf")]
+    if len(found) > 1:
+        raise ModelNotFound(
+            f"model: {repository} holds {len(found)} GGUF files; download the one you want and name its path: "
+            f"{', '.join(found[:8])}"
+        )
+
+
+def _list_files(repository: str) -> list[str] | None:
+    """Names of a repository's files; None when the hub cannot be reached."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        return list(huggingface_hub.list_repo_files(repository))
+    except errors.GatedRepoError as error:
+        raise ModelNotFound(
+            f"model: {repository} asks for its licence to be accepted on its page; then log in (`hf auth login`, or HF_TOKEN)"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"model: the hub has no repository {repository!r}, or it is private: check the spelling, or log in "
+            "(`hf auth login`, or HF_TOKEN)"
+        ) from error
+    except Exception:  # no network, offline mode, a proxy's answer: the cache may still serve
+        return None
+
+
+def _snapshot(repository: str, patterns: tuple[str, ...], *, local_only: bool) -> Path:
+    import huggingface_hub
+
+    arguments: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": list(_UNWANTED)}
+    try:
+        return Path(huggingface_hub.snapshot_download(repository, local_files_only=local_only, **arguments))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        hint = (
+            "the hub cannot be reached and the model is not in the cache: check the network (HF_ENDPOINT names a "
+            "mirror), or name a folder or .gguf file"
+            if local_only
+            else f"fetching it failed ({reason}); try again, what is complete is kept"
+        )
+        raise ModelNotFound(f"model: {repository}: {hint}") from error

@@ -1,0 +1,39 @@
+"""Progress of downloads."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from octavo.loading.resolve import Progress
+
+__all__ = ["progress_bar"]
+
+
+@contextlib.contextmanager
+def progress_bar(progress: Progress | None) -> Iterator[Progress]:
+    """What to report progress to: the caller's function, else a bar on standard error where that is a terminal."""
+    if progress is not None:
+        yield progress
+        return
+    if not sys.stderr.isatty():
+        yield lambda label, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, object] = {}
+
+        def report(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bar.add_task(label, total=total or None)
+            bar.update(tasks[label], completed=min(done, total) if total else done)  # type: ignore[arg-type]
+
+        yield report

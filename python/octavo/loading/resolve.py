@@ -1,0 +1,135 @@
+"""From the name a person types to the files of a model: `demo`, a file, a folder, or a repository of the hub."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Literal, Protocol
+
+from octavo.errors import ModelNotFound, UnsupportedModel
+
+__all__ = ["ModelSource", "Progress", "resolve_model", "resolve_tokenizer"]
+
+_WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+
+
+class Progress(Protocol):
+    """Called while bytes arrive: what is fetched, bytes so far, bytes in all (0 when not known)."""
+
+    def __call__(self, label: str, done: int, total: int, /) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSource:
+    """Where a model's files lie on this machine.
+
+    Attributes:
+        kind: `gguf` (one file holds everything), `folder` (Hugging Face layout, with weights) or `config-only` (such a
+            folder without weights).
+        path: the file or the folder, absolute.
+        name: what the person typed, or the folder's or file's own name when that was a path.
+    """
+
+    kind: Literal["gguf", "folder", "config-only"]
+    path: Path
+    name: str
+
+
+def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource:
+    """Find a model's files, fetching them when they are not on this machine yet.
+
+    Args:
+        name: `demo`, a `.gguf` file, a folder, or `owner/name` of a hub repository.
+        progress: told about downloads; a progress bar on a terminal when None.
+
+    Raises:
+        ModelNotFound: nothing of that name, or it cannot be fetched.
+        CorruptFile: a download that is not what it should be.
+        UnsupportedModel: a folder that holds no model, or several.
+    """
+    if name == "demo":
+        from octavo.loading.demo import demo_model
+
+        return ModelSource("gguf", demo_model(progress=progress), "demo")
+    local = _local_source(name)
+    if local is not None:
+        return local
+    from octavo.loading.hub import fetch_model, is_repository_id
+
+    if is_repository_id(name):
+        source = _folder_source(fetch_model(name), name)
+        return source
+    raise _not_found(name)
+
+
+def resolve_tokenizer(name: str) -> ModelSource:
+    """As `resolve_model`, but fetches only the tokenizer's files of a hub repository and asks for no weights."""
+    path = Path(name).expanduser()
+    if path.is_file() and path.name in _TOKENIZER_FILES:
+        path = path.parent
+    if path.is_dir() and any((path / file).is_file() for file in _TOKENIZER_FILES):
+        return ModelSource("config-only", path.resolve(), path.name)
+    if name == "demo" or _exists(path):
+        return resolve_model(name)
+    from octavo.loading.hub import fetch_tokenizer, is_repository_id
+
+    if is_repository_id(name):
+        return ModelSource("config-only", fetch_tokenizer(name), name)
+    raise _not_found(name)
+
+
+def _local_source(name: str) -> ModelSource | None:
+    """The source when the name is a path that exists, None otherwise."""
+    path = Path(name).expanduser()
+    if not _exists(path):
+        if path.suffix == ".gguf":
+            raise ModelNotFound(f"model: no file {name!r}; check the path")
+        return None
+    path = path.absolute()
+    if path.is_dir():
+        return _folder_source(path, path.name)
+    if path.suffix == ".gguf" or _starts_with_gguf(path):
+        return ModelSource("gguf", path, path.stem)
+    if path.name == "config.json":
+        return _folder_source(path.parent, path.parent.name)
+    raise UnsupportedModel(
+        f"model: {name!r} is not a GGUF file; name a .gguf file or a folder with config.json"
+    )
+
+
+def _folder_source(path: Path, name: str) -> ModelSource:
+    """Look into a folder."""
+    files = sorted(entry.name for entry in path.iterdir())
+    if "config.json" in files:
+        weights = any(file.endswith((".safetensors", ".bin")) for file in files)
+        return ModelSource("folder" if weights else "config-only", path, name)
+    gguf = [file for file in files if file.endswith(".gguf")]
+    if len(gguf) == 1:
+        return ModelSource("gguf", path / gguf[0], name)
+    if gguf:
+        raise UnsupportedModel(
+            f"model: the folder {str(path)!r} holds {len(gguf)} .gguf files; name one of them: {', '.join(gguf[:8])}"
+        )
+    raise UnsupportedModel(f"model: the folder {str(path)!r} holds neither a config.json nor a .gguf file")
+
+
+def _exists(path: Path) -> bool:
+    """Whether the path exists; False for names the file system refuses."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _starts_with_gguf(path: Path) -> bool:
+    """Whether the file carries GGUF's magic (hub caches keep files under names without a suffix)."""
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
+def _not_found(name: str) -> ModelNotFound:
+    return ModelNotFound(
+        f"model: there is no file, folder or hub repository {name!r}; name `demo`, a .gguf file, a folder with "
+        "config.json, or a repository as owner/name"
+    )

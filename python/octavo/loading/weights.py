@@ -1,0 +1,147 @@
+"""A model's tensors by name, whatever kind of file holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from octavo.errors import CorruptFile, ModelNotFound, UnsupportedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+    from octavo.loading.resolve import ModelSource
+
+__all__ = ["WeightPart", "WeightSource", "open_weights"]
+
+_TORCH_NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightPart:
+    """One tensor's bytes in memory, row-major and contiguous.
+
+    Attributes:
+        kind: `F32`, `F16`, `BF16`, ..., or a GGUF block type such as `Q4_1`.
+        shape: in torch's order, in elements.
+        pointer: address of the first byte; not necessarily aligned to the element.
+        num_bytes: length.
+        owner: keeps the memory alive; hold on to the part as long as the pointer is used.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    pointer: int
+    num_bytes: int
+    owner: object = dataclasses.field(repr=False)
+
+
+class WeightSource(ABC):
+    """The tensors of a model under Hugging Face's names, such as `model.layers.0.self_attn.q_proj.weight`."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Names of all tensors, in the order they lie in the files."""
+
+    @abstractmethod
+    def get(self, name: str) -> WeightPart:
+        """One tensor where it lies, with the file format's own transforms undone.
+
+        Raises:
+            CorruptFile: there is none of that name.
+        """
+
+    @abstractmethod
+    def __contains__(self, name: object) -> bool: ...
+
+    @abstractmethod
+    def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(kind, shape) without touching the tensor's bytes; raises as `get`."""
+
+    def prefetch(self) -> None:
+        """Have the system read the files ahead; returns at once."""
+
+    def require(self, names: Iterable[str]) -> None:
+        """Raise CorruptFile that names every tensor of `names` that is missing."""
+        missing = [name for name in names if name not in self]
+        if missing:
+            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+            raise CorruptFile(f"the model's files lack tensors: {', '.join(missing[:8])}{more}")
+
+    def to_torch(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A copy of one tensor, dequantized.
+
+        Args:
+            name: Hugging Face's name.
+            dtype: what to convert to; the stored one when None, float32 for GGUF block types.
+
+        Raises:
+            CorruptFile: there is none of that name. UnsupportedModel: a kind Octavo cannot convert.
+        """
+        return part_to_torch(self.get(name), dtype)
+
+
+def part_to_torch(part: WeightPart, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """As `WeightSource.to_torch`, of a part at hand."""
+    import ctypes
+
+    import torch
+
+    stored = _TORCH_NAMES.get(part.kind)
+    if stored is not None:
+        tensor = torch.empty(part.shape, dtype=getattr(torch, stored))
+        if tensor.numel() * tensor.element_size() != part.num_bytes:
+            raise CorruptFile(f"{part.num_bytes} bytes are not a tensor {part.shape} of {part.kind}")
+        ctypes.memmove(tensor.data_ptr(), part.pointer, part.num_bytes)
+        return tensor if dtype is None else tensor.to(dtype)
+    from octavo import _core
+
+    if len(part.kind) < 2 or not part.kind.startswith(("Q", "I", "T", "M")):
+        raise UnsupportedModel(f"tensor kind {part.kind!r} is not one Octavo can convert")
+    direct = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    tensor = torch.empty(part.shape, dtype=direct)
+    _core.dequantize(
+        part.pointer,
+        part.num_bytes,
+        part.kind,
+        tensor.data_ptr(),
+        tensor.numel(),
+        "bfloat16" if direct == torch.bfloat16 else "float32",
+    )
+    return tensor if dtype is None else tensor.to(dtype)
+
+
+def open_weights(source: ModelSource) -> WeightSource:
+    """Open a model's tensors; only headers are read.
+
+    Raises:
+        ModelNotFound: the folder holds no weights.
+        CorruptFile: truncated or contradictory files, or missing shards.
+        UnsupportedModel: formats and tensor types that Octavo does not know.
+    """
+    if source.kind == "gguf":
+        from octavo.loading.gguf import GgufWeights
+
+        return GgufWeights(source.path)
+    from octavo.loading.checkpoint import open_folder
+
+    if source.kind == "config-only":
+        raise ModelNotFound(
+            f"{source.path}: holds a config.json and no weights (*.safetensors, *.bin); "
+            "load_format `dummy` runs it with random ones"
+        )
+    return open_folder(source.path)

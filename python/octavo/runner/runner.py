@@ -1,0 +1,121 @@
+"""Runs planned steps: takes in the plan's changes, runs the decoder, samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from octavo.layers.decoder import Decoder
+from octavo.layers.operations import KvCache
+from octavo.runner.interface import ModelInfo, StepResult
+from octavo.runner.sampler import Sampler
+from octavo.runner.state import Arena, HostState
+
+if TYPE_CHECKING:
+    from octavo._core import Core, StepPlan
+
+__all__ = ["ModelRunner", "StepHandle"]
+
+
+class StepHandle:
+    """A step whose samples already lie in its result buffer."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        """The step's samples."""
+        return self._result
+
+
+class ModelRunner:
+    """A model on a device that computes when it is asked: `launch` returns when the step is done.
+
+    Args:
+        decoder: the model.
+        cache: its KV cache.
+        sampler: turns logits into tokens.
+        info: what the model is.
+        max_num_seqs: slots.
+
+    Attributes:
+        arenas: three int32 tensors, once attached.
+        results: three int32 tensors, once attached.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KvCache, sampler: Sampler, info: ModelInfo, max_num_seqs: int) -> None:
+        self.info = info
+        self.arenas: list[torch.Tensor] = []
+        self.results: list[torch.Tensor] = []
+        self._decoder = decoder
+        self._cache = cache
+        self._sampler = sampler
+        self._max_num_seqs = max_num_seqs
+        self._state: HostState
+
+    def attach(self, core: Core) -> None:
+        """As `Runner.attach`."""
+        stride = -(-self.info.max_model_len // self.info.block_size)
+        buffer = self._decoder.operations.buffer
+        self._state = HostState(core, buffer, self._max_num_seqs, stride, self.info.vocab_size)
+        self.arenas = [arena.memory for arena in self._state.arenas]
+        self.results = [arena.result for arena in self._state.arenas]
+        core.attach(
+            [(arena.data_ptr(), arena.numel()) for arena in self.arenas],
+            [(result.data_ptr(), result.numel()) for result in self.results],
+            self,
+        )
+
+    def launch(self, plan: StepPlan) -> StepHandle:
+        """Run a step."""
+        state = self._state
+        arena = state.arenas[plan.arena]
+        if plan.num_block_copies:
+            self._copy_blocks(arena, plan.num_block_copies)
+        inputs = state.apply(plan, arena)
+        self._decoder.forward(inputs, self._cache)
+        result = self._sample(plan, arena)
+        return StepHandle(result)
+
+    def close(self) -> None:
+        """Let go of the model and its memory."""
+        del self._decoder, self._cache, self._sampler
+
+    def _copy_blocks(self, arena: Arena, count: int) -> None:
+        sources = arena.tensors["copy_sources"][:count].long()
+        self._cache.copy_blocks(sources, arena.tensors["copy_destinations"][:count].long())
+
+    def _sample(self, plan: StepPlan, arena: Arena) -> StepResult:
+        """Logits and samples, a bounded slice of rows at a time."""
+        num_logits, state, decoder = plan.num_logits, self._state, self._decoder
+        result = StepResult(num_logits)
+        if not num_logits:
+            return result
+        arrays = arena.arrays
+        logits_rows = arrays["logits_rows"][:num_logits]
+        positions = arrays["positions"][logits_rows] + np.int32(1)
+        top = state.max_logprobs(arena, num_logits)
+        if top >= 0:
+            result.logprobs = np.zeros(num_logits, dtype=np.float32)
+            result.top_ids = np.zeros((num_logits, top), dtype=np.int32)
+            result.top_logprobs = np.zeros((num_logits, top), dtype=np.float32)
+        for start in range(0, num_logits, decoder.head_rows):
+            stop = min(start + decoder.head_rows, num_logits)
+            logits = decoder.compute_logits(arena.tensors["logits_rows"][start:stop])
+            if plan.num_bans:
+                self._ban(arena, plan.num_bans, logits, start)
+            self._sampler.sample(logits, state, arena, positions, result, start)
+        state.record(arena, num_logits)
+        return result
+
+    @staticmethod
+    def _ban(arena: Arena, count: int, logits: torch.Tensor, start: int) -> None:
+        """Make tokens impossible in the rows of this slice."""
+        rows = arena.arrays["ban_logits"][:count] - start
+        inside = (rows >= 0) & (rows < logits.shape[0])
+        tokens = arena.arrays["ban_tokens"][:count][inside]
+        logits[torch.from_numpy(rows[inside]).long(), torch.from_numpy(tokens).long()] = -torch.inf

@@ -1,0 +1,81 @@
+"""From logits to tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from octavo import _core
+
+if TYPE_CHECKING:
+    from octavo.runner.interface import StepResult
+    from octavo.runner.state import Arena, HostState
+
+__all__ = ["CpuSampler", "Sampler"]
+
+
+class Sampler(Protocol):
+    """Samples rows of logits by their slots' parameters."""
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        state: HostState,
+        arena: Arena,
+        positions: npt.NDArray[np.int32],
+        result: StepResult,
+        start: int,
+    ) -> None:
+        """Sample rows `start` onwards of a step.
+
+        Args:
+            logits: float32 [rows, vocab_size], changed in place.
+            state: parameters and counts of the slots.
+            arena: names the rows' slots and takes their ids.
+            positions: int32, place of each new token of the whole step in its sequence.
+            result: takes log probabilities where it has arrays for them.
+            start: the first row.
+        """
+        ...
+
+
+class CpuSampler:
+    """As `Sampler`, by the extension's kernel."""
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        state: HostState,
+        arena: Arena,
+        positions: npt.NDArray[np.int32],
+        result: StepResult,
+        start: int,
+    ) -> None:
+        """As `Sampler.sample`."""
+        rows, vocab_size = logits.shape
+        counts, offset, width = state.counts, 4 * start, 0
+        logprobs = top_ids = top_logprobs = 0
+        if result.logprobs is not None and result.top_ids is not None and result.top_logprobs is not None:
+            width = result.top_ids.shape[1]
+            logprobs = result.logprobs.ctypes.data + offset
+            top_ids = result.top_ids.ctypes.data + offset * width
+            top_logprobs = result.top_logprobs.ctypes.data + offset * width
+        _core.cpu_sample(
+            logits.data_ptr(),
+            rows,
+            vocab_size,
+            vocab_size,
+            state.params.data_ptr(),
+            arena.logits_slots + offset,
+            positions.ctypes.data + offset,
+            0 if counts is None else counts.data_ptr(),
+            vocab_size,
+            arena.result.data_ptr() + offset,
+            logprobs,
+            top_ids,
+            top_logprobs,
+            width,
+        )

@@ -1,0 +1,219 @@
+"""Chat templates: a conversation as the text a model was trained on.
+
+Templates come with models, so they are untrusted: they run in jinja's immutable sandbox, see plain data only, and are
+bounded in size and in what they may write.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+from jinja2 import nodes
+
+from octavo.errors import InvalidRequest, UnsupportedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jinja2.parser import Parser
+
+__all__ = ["ChatTemplate"]
+
+_TEMPLATE_LIMIT = 1 << 20
+_OUTPUT_LIMIT = 64 << 20
+_RANGE_LIMIT = 100_000
+"""Characters of a template, characters it may write, and items of one `range`."""
+
+
+class _TemplateError(Exception):
+    """What a template raises by `raise_exception`, on purpose."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """Accepts `{% generation %}` blocks, which mark assistant text for training, as plain text."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One compiled template."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Compile a template.
+
+        Args:
+            source: jinja text.
+            special_tokens: what templates know as `bos_token`, `eos_token`, ...
+
+        Raises:
+            UnsupportedModel: not valid jinja, or too long.
+        """
+        if len(source) > _TEMPLATE_LIMIT:
+            raise UnsupportedModel(f"chat template: {len(source)} characters are too many")
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise UnsupportedModel(f"chat template: not valid jinja: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """Write a conversation as text.
+
+        Args:
+            messages: each with `role` and `content` (text, or a list of parts of type `text`).
+            add_generation_prompt: end with what opens the assistant's answer.
+            tools: function descriptions, for templates that know them.
+            documents: for templates that know them.
+            variables: anything else the template reads, such as `enable_thinking`.
+
+        Raises:
+            InvalidRequest: messages of another form, or ones the template refuses; the field is `messages`.
+        """
+        context = {
+            **self._special_tokens,
+            **{key: _plain(value) for key, value in variables.items()},
+            "messages": [_message(message, index) for index, message in enumerate(messages)],
+            "tools": _plain(tools) if tools else None,
+            "documents": _plain(documents) if documents else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        pieces: list[str] = []
+        length = 0
+        try:
+            for piece in self._template.generate(context):
+                length += len(piece)
+                if length > _OUTPUT_LIMIT:
+                    raise InvalidRequest("messages: the chat template wrote too much text", "messages")
+                pieces.append(piece)
+        except InvalidRequest:
+            raise
+        except _TemplateError as error:
+            raise InvalidRequest(f"messages: the chat template refuses them: {error}", "messages") from error
+        except Exception as error:  # a template can raise whatever Python can
+            reason = str(error) or type(error).__name__
+            raise InvalidRequest(
+                f"messages: the chat template failed on them: {reason}", "messages"
+            ) from error
+        return "".join(pieces)
+
+
+def _message(message: Any, index: int) -> dict[str, Any]:
+    """A message as plain data, without nulls, its text parts joined."""
+    where = f"messages[{index}]"
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"{where}: an object with role and content is expected", "messages")
+    if not isinstance(message.get("role"), str):
+        raise InvalidRequest(
+            f"{where}.role: {message.get('role')!r} is not a role; use user, assistant or system", "messages"
+        )
+    plain: dict[str, Any] = {key: _plain(value) for key, value in message.items() if value is not None}
+    content = plain.get("content")
+    if isinstance(content, list):
+        plain["content"] = _join_parts(content, where)
+    elif content is not None and not isinstance(content, str):
+        raise InvalidRequest(
+            f"{where}.content: {type(content).__name__} is neither text nor a list of parts", "messages"
+        )
+    return plain
+
+
+def _join_parts(parts: list[Any], where: str) -> str:
+    """Text of content parts; a line a part, as there is no telling what joins them."""
+    texts = []
+    for number, part in enumerate(parts):
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(text, str):
+            raise InvalidRequest(
+                f"{where}.content[{number}]: a part of type {kind!r} is not supported; this model reads text only",
+                "messages",
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _plain(value: Any) -> Any:
+    """Data without methods a template could misuse."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    raise InvalidRequest(f"messages: a {type(value).__name__} is no JSON value", "messages")
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox, with ways to fill memory by one expression closed."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise jinja2.sandbox.SecurityError("powers are not available to templates")
+        for sequence, count in ((left, right), (right, left)):
+            if (
+                isinstance(sequence, str | list | tuple)
+                and isinstance(count, int)
+                and len(sequence) * count > _OUTPUT_LIMIT
+            ):
+                raise jinja2.sandbox.SecurityError("repeats too much")
+        return super().call_binop(context, operator, left, right)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is; jinja's own filter escapes for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise _TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
