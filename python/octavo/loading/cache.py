@@ -25,7 +25,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file while the block runs; waits for other processes. Freed when the process ends."""
+    """Hold an exclusive lock on a file; waits for other processes. The end of the process frees it too."""
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

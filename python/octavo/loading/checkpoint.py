@@ -9,7 +9,7 @@ from octavo import _core
 from octavo.errors import CorruptFile, ModelNotFound
 from octavo.loading.config import read_json
 from octavo.loading.mapping import MappedFile
-from octavo.loading.weights import WeightPart, WeightSource
+from octavo.loading.weights import TORCH_NAMES, WeightPart, WeightSource
 
 if TYPE_CHECKING:
     import torch
@@ -60,22 +60,14 @@ def _stays_inside(file: str) -> bool:
     Links are followed: hub caches are made of them, and only the machine's owner can put one here.
     """
     path = PurePosixPath(file)
-    return (
-        bool(file)
-        and not path.is_absolute()
-        and ".." not in path.parts
-        and "\\" not in file
-        and "\0" not in file
-    )
+    return bool(file) and not path.is_absolute() and ".." not in path.parts and "\\" not in file and "\0" not in file
 
 
 def _shards(folder: Path, weight_map: dict[str, str]) -> list[Path]:
     files = sorted(set(weight_map.values()))
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
-        raise CorruptFile(
-            f"{folder}: {len(missing)} of {len(files)} shards are missing: {', '.join(missing[:8])}"
-        )
+        raise CorruptFile(f"{folder}: {len(missing)} of {len(files)} shards are missing: {', '.join(missing[:8])}")
     return [folder / file for file in files]
 
 
@@ -113,19 +105,23 @@ class SafetensorsWeights(WeightSource):
         _check_index(found, weight_map)
 
     def names(self) -> list[str]:
+        """All names, in file order."""
         return list(self._tensors)
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
     def prefetch(self) -> None:
+        """Ask for read-ahead of every file."""
         for file in self._files:
             file.prefetch()
 
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(kind, shape) of one tensor."""
         return self._entry(name)[1:3]
 
     def get(self, name: str) -> WeightPart:
+        """One tensor where it is mapped."""
         file, kind, shape, offset, num_bytes = self._entry(name)
         data = file.view(offset, num_bytes)
         return WeightPart(kind, shape, data.ctypes.data, num_bytes, data)
@@ -160,16 +156,19 @@ class BinWeights(WeightSource):
         _check_index(found, weight_map)
 
     def names(self) -> list[str]:
+        """All names, in file order."""
         return list(self._tensors)
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(kind, shape) of one tensor."""
         tensor = self._entry(name)
         return _kind(tensor), tuple(tensor.shape)
 
     def get(self, name: str) -> WeightPart:
+        """One tensor as torch holds it."""
         tensor = self._entry(name).contiguous()
         return WeightPart(
             _kind(tensor),
@@ -209,6 +208,6 @@ def _load_bin(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    """safetensors' name of a dtype."""
+    """A dtype under the name that safetensors gives it."""
     name = str(tensor.dtype).removeprefix("torch.")
-    return {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}.get(name, name.upper())
+    return next((kind for kind, known in TORCH_NAMES.items() if known == name), name.upper())

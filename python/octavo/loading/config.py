@@ -27,12 +27,13 @@ class RopeConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Rotary position embedding.
 
     Attributes:
-        kind: `default`, or the scaling's name: `linear`, `dynamic`, `llama3`, `yarn`, `longrope`; `factors`: the weights
-            hold `rope_freqs.weight` float32[dim / 2], by which each frequency is divided (llama3 scaling as GGUF keeps it).
+        kind: `default`, or the scaling's name: `linear`, `dynamic`, `llama3`, `yarn`, `longrope`; `factors`: the
+            weights hold `rope_freqs.weight` float32[dim / 2], by which each frequency is divided (llama3 scaling as
+            GGUF keeps it).
         theta: base of the frequencies.
         dim: leading elements of a head that are rotated.
         parameters: the scaling's own values under transformers' names, such as `factor`,
-            `original_max_position_embeddings`, `low_freq_factor`, `high_freq_factor`, `beta_fast`, `attention_factor`.
+            `original_max_position_embeddings`, `low_freq_factor`, `beta_fast`, `attention_factor`.
     """
 
     kind: str
@@ -52,8 +53,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
         sliding_window: tokens a query sees, where the file names one.
         eos_token_ids: tokens that end an answer; unite them with the tokenizer's.
         dtype: stored dtype as the file says (`bfloat16`, ...), `gguf` for GGUF, None where it says nothing.
-        sampling_defaults: temperature, top_p, top_k, min_p, repetition_penalty that the model's makers recommend; only
-            those given.
+        sampling_defaults: temperature, top_p, top_k, min_p, repetition_penalty that the model's makers recommend;
+            only those given.
         raw: config.json, or GGUF metadata without the token lists, as read.
     """
 
@@ -163,9 +164,7 @@ def config_from_json(raw: Mapping[str, Any], generation: Mapping[str, Any], wher
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=eos,
         dtype=read.text("dtype", default="") or read.text("torch_dtype", default="") or None,
-        sampling_defaults=fields.sampling_defaults(
-            {key: generation.get(key) for key in _SAMPLING_KEYS}, where
-        ),
+        sampling_defaults=fields.sampling_defaults({key: generation.get(key) for key in _SAMPLING_KEYS}, where),
         raw=dict(raw),
     )
 
@@ -174,9 +173,7 @@ def _architecture(raw: Mapping[str, Any], where: str) -> str:
     names = raw.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str):
         return names[0]
-    raise UnsupportedModel(
-        f"{where}: `architectures` names no model class; Octavo needs it, such as LlamaForCausalLM"
-    )
+    raise UnsupportedModel(f"{where}: `architectures` names no model class; Octavo needs it, such as LlamaForCausalLM")
 
 
 def _refuse_quantization(raw: Mapping[str, Any], where: str) -> None:
@@ -186,8 +183,8 @@ def _refuse_quantization(raw: Mapping[str, Any], where: str) -> None:
             continue
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise UnsupportedModel(
-            f"{where}: `{key}` says the weights are quantized ({method or 'method not named'}), which Octavo cannot "
-            "read yet; use the unquantized checkpoint or a GGUF file"
+            f"{where}: `{key}` says the weights are quantized ({method or 'method not named'}), which Octavo "
+            "cannot read yet; use the unquantized checkpoint or a GGUF file"
         )
 
 
@@ -205,9 +202,7 @@ def _rope(raw: Mapping[str, Any], where: str, head_dim: int, positions: int) -> 
         parameters.update(value)
     defaults = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}
     merged = {key: parameters.pop(key, None) for key in defaults}
-    read = fields.Reader(
-        {key: raw.get(key) if merged[key] is None else merged[key] for key in defaults}, where
-    )
+    read = fields.Reader({key: raw.get(key) if merged[key] is None else merged[key] for key in defaults}, where)
     kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
     parameters.pop("type", None)
     if not isinstance(kind, str):
@@ -215,9 +210,7 @@ def _rope(raw: Mapping[str, Any], where: str, head_dim: int, positions: int) -> 
     factor = read.number("partial_rotary_factor", 0.0, 1.0, default=1.0)
     dim = int(head_dim * factor)
     if dim < 2 or dim % 2:
-        raise UnsupportedModel(
-            f"{where}: `head_dim` {head_dim} gives {dim} rotated elements; an even number is needed"
-        )
+        raise UnsupportedModel(f"{where}: `head_dim` {head_dim} gives {dim} rotated elements; an even number is needed")
     if kind != "default" and "original_max_position_embeddings" not in parameters:
         original = raw.get("original_max_position_embeddings")
         if original is not None:

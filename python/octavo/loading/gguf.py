@@ -52,7 +52,7 @@ def hugging_face_name(name: str) -> str:
 
 
 class GgufWeights(WeightSource):
-    """The tensors of one GGUF file. Rows of q and k are put back in order on the raw blocks, without dequantizing."""
+    """The tensors of one GGUF file; rows of q and k are put back in order on the raw blocks."""
 
     def __init__(self, path: Path) -> None:
         """Check the header and map the file.
@@ -77,18 +77,22 @@ class GgufWeights(WeightSource):
             self._tensors[known] = (kind, tuple(shape), offset, num_bytes)
 
     def names(self) -> list[str]:
+        """All names, in file order."""
         return list(self._tensors)
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
     def prefetch(self) -> None:
+        """Ask for read-ahead of the file."""
         self._file.prefetch()
 
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(kind, shape) of one tensor."""
         return self._entry(name)[:2]
 
     def get(self, name: str) -> WeightPart:
+        """One tensor where it is mapped; q and k as a copy with the rows in order."""
         kind, shape, offset, num_bytes = self._entry(name)
         data = self._file.view(offset, num_bytes)
         projection = name.rsplit(".", 2)[-2] if name.count(".") >= 2 else ""
@@ -106,9 +110,7 @@ class GgufWeights(WeightSource):
     def _unpermute(self, name: str, data: NDArray[np.uint8], rows: int, heads: int) -> NDArray[np.uint8]:
         """Rows (head, pair, half) back to (head, half, pair): whole rows of bytes move, blocks stay whole."""
         if rows % (2 * heads) or data.size % rows:
-            raise CorruptFile(
-                f"{self._file.path}: `{name}` has {rows} rows, which {heads} heads cannot share"
-            )
+            raise CorruptFile(f"{self._file.path}: `{name}` has {rows} rows, which {heads} heads cannot share")
         paired = data.reshape(heads, rows // heads // 2, 2, data.size // rows)
         return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(-1)
 
@@ -117,9 +119,7 @@ def _heads(value: Any, path: Path) -> int:
     if isinstance(value, list) and value and all(entry == value[0] for entry in value):
         value = value[0]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 20:
-        raise CorruptFile(
-            f"{path}: the number of attention heads is {value!r}; a positive number is expected"
-        )
+        raise CorruptFile(f"{path}: the number of attention heads is {value!r}; a positive number is expected")
     return value
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.errors import CorruptFile, UnsupportedModel
 from octavo.loading import fields
 from octavo.loading.config import ModelConfig, RopeConfig
+from octavo.text.gguf_tokens import end_token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,9 +37,7 @@ _RAW_ITEMS = 1024
 """Lists longer than this (the vocabulary) are left out of `raw`."""
 
 
-def config_from_metadata(
-    metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], where: str
-) -> ModelConfig:
+def config_from_metadata(metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], where: str) -> ModelConfig:
     """Check a GGUF file's description.
 
     Args:
@@ -47,7 +46,8 @@ def config_from_metadata(
         where: the file, for messages.
 
     Raises:
-        CorruptFile: values that cannot be, or contradict the tensors. UnsupportedModel: an architecture unknown here.
+        CorruptFile: values that cannot be, or contradict the tensors.
+        UnsupportedModel: an architecture unknown here.
     """
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str) or arch not in _ARCHITECTURES:
@@ -63,15 +63,8 @@ def config_from_metadata(
     head_dim = fields.head_dim(read, f"{arch}.attention.key_length", hidden_size, num_heads)
     value_dim = read.optional_size(f"{arch}.attention.value_length", fields.MAX_WIDTH)
     if value_dim not in (None, head_dim):
-        raise UnsupportedModel(
-            f"{where}: keys of {head_dim} and values of {value_dim} elements cannot be read yet"
-        )
+        raise UnsupportedModel(f"{where}: keys of {head_dim} and values of {value_dim} elements cannot be read yet")
     fields.check_groups(num_heads, num_kv_heads, where)
-    eos = [
-        token
-        for key in ("eos", "eot", "eom")
-        for token in fields.token_ids(metadata, f"tokenizer.ggml.{key}_token_id", where)
-    ]
     bos = fields.token_ids(metadata, "tokenizer.ggml.bos_token_id", where)
     return ModelConfig(
         architecture=_ARCHITECTURES[arch],
@@ -92,27 +85,20 @@ def config_from_metadata(
         mlp_bias="blk.0.ffn_up.bias" in shapes,
         sliding_window=read.optional_size(f"{arch}.attention.sliding_window", fields.MAX_POSITIONS),
         bos_token_id=bos[0] if bos else None,
-        eos_token_ids=tuple(dict.fromkeys(eos)),
+        eos_token_ids=end_token_ids(metadata),
         dtype="gguf",
         sampling_defaults=fields.sampling_defaults(
             {name: metadata.get(key) for name, key in _SAMPLING_KEYS.items()}, where
         ),
         raw={
-            key: value
-            for key, value in metadata.items()
-            if not (isinstance(value, list) and len(value) > _RAW_ITEMS)
+            key: value for key, value in metadata.items() if not (isinstance(value, list) and len(value) > _RAW_ITEMS)
         },
     )
 
 
 def _uniform(value: Any) -> Any:
     """A list that repeats one value, as that value: some writers give one entry a layer."""
-    if (
-        isinstance(value, list)
-        and value
-        and not isinstance(value[0], list)
-        and len(value) <= fields.MAX_LAYERS
-    ):
+    if isinstance(value, list) and value and not isinstance(value[0], list) and len(value) <= fields.MAX_LAYERS:
         return value[0] if all(entry == value[0] for entry in value) else value
     return value
 
@@ -153,9 +139,7 @@ def _rope(read: fields.Reader, arch: str, head_dim: int, shapes: Mapping[str, Se
     factors = shapes.get("rope_freqs.weight")
     if factors is not None:
         if list(factors) != [dim // 2]:
-            raise CorruptFile(
-                f"{where}: `rope_freqs.weight` has shape {list(factors)}; [{dim // 2}] is needed"
-            )
+            raise CorruptFile(f"{where}: `rope_freqs.weight` has shape {list(factors)}; [{dim // 2}] is needed")
         if kind != "default":
             raise UnsupportedModel(f"{where}: rotary scaling `{kind}` together with `rope_freqs.weight`")
         kind = "factors"

@@ -53,7 +53,7 @@ def _refuse_many_gguf(repository: str, files: list[str]) -> None:
     found = [file for file in files if _plain(file, ".gguf")]
     if len(found) > 1:
         raise ModelNotFound(
-            f"model: {repository} holds {len(found)} GGUF files; download the one you want and name its path: "
+            f"model: {repository} holds {len(found)} GGUF files; download one of them and name its path: "
             f"{', '.join(found[:8])}"
         )
 
@@ -67,12 +67,13 @@ def _list_files(repository: str) -> list[str] | None:
         return list(huggingface_hub.list_repo_files(repository))
     except errors.GatedRepoError as error:
         raise ModelNotFound(
-            f"model: {repository} asks for its licence to be accepted on its page; then log in (`hf auth login`, or HF_TOKEN)"
+            f"model: {repository} asks for its licence to be accepted on its page; then log in "
+            "(`hf auth login`, or HF_TOKEN)"
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelNotFound(
-            f"model: the hub has no repository {repository!r}, or it is private: check the spelling, or log in "
-            "(`hf auth login`, or HF_TOKEN)"
+            f"model: the hub has no repository {repository!r}, or it is private: check the spelling, or "
+            "log in (`hf auth login`, or HF_TOKEN)"
         ) from error
     except Exception:  # no network, offline mode, a proxy's answer: the cache may still serve
         return None
@@ -87,8 +88,8 @@ def _snapshot(repository: str, patterns: tuple[str, ...], *, local_only: bool) -
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         hint = (
-            "the hub cannot be reached and the model is not in the cache: check the network (HF_ENDPOINT names a "
-            "mirror), or name a folder or .gguf file"
+            "the hub cannot be reached and the model is not in the cache: check the network (HF_ENDPOINT names "
+            "a mirror), or name a folder or .gguf file"
             if local_only
             else f"fetching it failed ({reason}); try again, what is complete is kept"
         )

@@ -52,6 +52,6 @@ class MappedFile:
         """
         if offset < 0 or num_bytes < 0 or offset + num_bytes > self.data.size:
             raise CorruptFile(
-                f"{self.path}: bytes {offset} to {offset + num_bytes} lie outside the file ({self.data.size} bytes)"
+                f"{self.path}: bytes {offset} to {offset + num_bytes} lie outside the file of {self.data.size}"
             )
         return self.data[offset : offset + num_bytes]

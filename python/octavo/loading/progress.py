@@ -16,7 +16,7 @@ __all__ = ["progress_bar"]
 
 @contextlib.contextmanager
 def progress_bar(progress: Progress | None) -> Iterator[Progress]:
-    """What to report progress to: the caller's function, else a bar on standard error where that is a terminal."""
+    """What to report to: the caller's function, else a bar on standard error where that is a terminal."""
     if progress is not None:
         yield progress
         return

@@ -1,10 +1,11 @@
-"""From the name a person types to the files of a model: `demo`, a file, a folder, or a repository of the hub."""
+"""From the name a person types to a model's files: `demo`, a file, a folder, or a hub repository."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from octavo.errors import ModelNotFound, UnsupportedModel
 
@@ -14,10 +15,8 @@ _WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
-class Progress(Protocol):
-    """Called while bytes arrive: what is fetched, bytes so far, bytes in all (0 when not known)."""
-
-    def __call__(self, label: str, done: int, total: int, /) -> None: ...
+Progress = Callable[[str, int, int], None]
+"""Called while bytes arrive: what is fetched, bytes so far, bytes in all (0 when not known)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +24,8 @@ class ModelSource:
     """Where a model's files lie on this machine.
 
     Attributes:
-        kind: `gguf` (one file holds everything), `folder` (Hugging Face layout, with weights) or `config-only` (such a
-            folder without weights).
+        kind: `gguf` (one file holds everything), `folder` (Hugging Face layout, with weights) or `config-only`
+            (such a folder without weights).
         path: the file or the folder, absolute.
         name: what the person typed, or the folder's or file's own name when that was a path.
     """
@@ -64,7 +63,7 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
 
 
 def resolve_tokenizer(name: str) -> ModelSource:
-    """As `resolve_model`, but fetches only the tokenizer's files of a hub repository and asks for no weights."""
+    """As `resolve_model`, but asks for no weights: of a hub repository only the tokenizer's files are fetched."""
     path = Path(name).expanduser()
     if path.is_file() and path.name in _TOKENIZER_FILES:
         path = path.parent
@@ -93,9 +92,7 @@ def _local_source(name: str) -> ModelSource | None:
         return ModelSource("gguf", path, path.stem)
     if path.name == "config.json":
         return _folder_source(path.parent, path.parent.name)
-    raise UnsupportedModel(
-        f"model: {name!r} is not a GGUF file; name a .gguf file or a folder with config.json"
-    )
+    raise UnsupportedModel(f"model: {name!r} is not a GGUF file; name a .gguf file or a folder with config.json")
 
 
 def _folder_source(path: Path, name: str) -> ModelSource:
@@ -130,6 +127,6 @@ def _starts_with_gguf(path: Path) -> bool:
 
 def _not_found(name: str) -> ModelNotFound:
     return ModelNotFound(
-        f"model: there is no file, folder or hub repository {name!r}; name `demo`, a .gguf file, a folder with "
-        "config.json, or a repository as owner/name"
+        f"model: there is no file, folder or hub repository {name!r}; name `demo`, a .gguf file, a folder "
+        "with config.json, or a repository as owner/name"
     )

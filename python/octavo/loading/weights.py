@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from octavo.loading.resolve import ModelSource
 
-__all__ = ["WeightPart", "WeightSource", "open_weights"]
+__all__ = ["TORCH_NAMES", "WeightPart", "WeightSource", "open_weights"]
 
-_TORCH_NAMES = {
+TORCH_NAMES = {
     "F64": "float64",
     "F32": "float32",
     "F16": "float16",
@@ -29,6 +29,7 @@ _TORCH_NAMES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
+"""Kinds that torch holds as they are, and its names for them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class WeightSource(ABC):
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
         """(kind, shape) without touching the tensor's bytes; raises as `get`."""
 
-    def prefetch(self) -> None:
+    def prefetch(self) -> None:  # noqa: B027
         """Have the system read the files ahead; returns at once."""
 
     def require(self, names: Iterable[str]) -> None:
@@ -101,7 +102,7 @@ def part_to_torch(part: WeightPart, dtype: torch.dtype | None = None) -> torch.T
 
     import torch
 
-    stored = _TORCH_NAMES.get(part.kind)
+    stored = TORCH_NAMES.get(part.kind)
     if stored is not None:
         tensor = torch.empty(part.shape, dtype=getattr(torch, stored))
         if tensor.numel() * tensor.element_size() != part.num_bytes:

@@ -1,7 +1,7 @@
 """Chat templates: a conversation as the text a model was trained on.
 
-Templates come with models, so they are untrusted: they run in jinja's immutable sandbox, see plain data only, and are
-bounded in size and in what they may write.
+Templates come with models, so they are untrusted: they run in jinja's immutable sandbox, see plain data only,
+and are bounded in size and in what they may write.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+import jinja2.exceptions
 import jinja2.ext
 import jinja2.sandbox
 from jinja2 import nodes
@@ -109,9 +110,7 @@ class ChatTemplate:
             raise InvalidRequest(f"messages: the chat template refuses them: {error}", "messages") from error
         except Exception as error:  # a template can raise whatever Python can
             reason = str(error) or type(error).__name__
-            raise InvalidRequest(
-                f"messages: the chat template failed on them: {reason}", "messages"
-            ) from error
+            raise InvalidRequest(f"messages: the chat template failed on them: {reason}", "messages") from error
         return "".join(pieces)
 
 
@@ -146,7 +145,7 @@ def _join_parts(parts: list[Any], where: str) -> str:
         text = part.get("text") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(text, str):
             raise InvalidRequest(
-                f"{where}.content[{number}]: a part of type {kind!r} is not supported; this model reads text only",
+                f"{where}.content[{number}]: parts of type {kind!r} are not supported; this model reads text",
                 "messages",
             )
         texts.append(text)
@@ -171,9 +170,7 @@ def _plain(value: Any) -> Any:
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -187,14 +184,14 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
-            raise jinja2.sandbox.SecurityError("powers are not available to templates")
+            raise jinja2.exceptions.SecurityError("powers are not available to templates")
         for sequence, count in ((left, right), (right, left)):
             if (
                 isinstance(sequence, str | list | tuple)
                 and isinstance(count, int)
                 and len(sequence) * count > _OUTPUT_LIMIT
             ):
-                raise jinja2.sandbox.SecurityError("repeats too much")
+                raise jinja2.exceptions.SecurityError("repeats too much")
         return super().call_binop(context, operator, left, right)
 
 
@@ -206,9 +203,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as it is; jinja's own filter escapes for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

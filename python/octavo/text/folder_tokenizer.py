@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from octavo.errors import CorruptFile, ModelNotFound, UnsupportedModel
-from octavo.text.parts import TokenizerParts
+from octavo.errors import CorruptFile, UnsupportedModel
+from octavo.text.parts import TokenizerParts, surround
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,15 +19,17 @@ _FILE_LIMIT = 512 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
-def read_folder_tokenizer(folder: Path) -> TokenizerParts:
-    """Read tokenizer.json with tokenizer_config.json and the chat templates.
+def read_folder_tokenizer(folder: Path) -> TokenizerParts | None:
+    """Read tokenizer.json with tokenizer_config.json and the chat templates; None where there is no tokenizer.
 
     Raises:
-        ModelNotFound: no tokenizer. CorruptFile: one that cannot be read. UnsupportedModel: a kind not known.
+        CorruptFile: one that cannot be read. UnsupportedModel: a kind not known.
     """
     settings = _read_object(folder / "tokenizer_config.json")
     names = {**_read_object(folder / "special_tokens_map.json"), **settings}
     backend = _backend(folder)
+    if backend is None:
+        return None
     backend.no_truncation()
     backend.no_padding()
     _add_tokens(backend, settings)
@@ -35,16 +37,22 @@ def read_folder_tokenizer(folder: Path) -> TokenizerParts:
     eos = special_tokens.get("eos_token")
     eos_id = None if eos is None else backend.token_to_id(eos)
     bos = special_tokens.get("bos_token")
+    bos_id = None if bos is None else backend.token_to_id(bos)
+    if "add_bos_token" in settings or "add_eos_token" in settings:
+        backend.post_processor = surround(
+            (bos, bos_id) if settings.get("add_bos_token") and bos is not None and bos_id is not None else None,
+            (eos, eos_id) if settings.get("add_eos_token") and eos is not None and eos_id is not None else None,
+        )
     return TokenizerParts(
         backend=backend,
         special_tokens=special_tokens,
-        bos_token_id=None if bos is None else backend.token_to_id(bos),
+        bos_token_id=bos_id,
         eos_token_ids=() if eos_id is None else (eos_id,),
         chat_templates=_chat_templates(folder, settings),
     )
 
 
-def _backend(folder: Path) -> Tokenizer:
+def _backend(folder: Path) -> Tokenizer | None:
     path = folder / "tokenizer.json"
     if path.is_file():
         if path.stat().st_size > _FILE_LIMIT:
@@ -56,10 +64,10 @@ def _backend(folder: Path) -> Tokenizer:
     for other in ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt"):
         if (folder / other).is_file():
             raise UnsupportedModel(
-                f"{folder}: holds {other} and no tokenizer.json; name a folder or repository that has one with the "
-                "tokenizer setting"
+                f"{folder}: holds {other} and no tokenizer.json; the tokenizer setting can name a folder or "
+                "repository that has one"
             )
-    raise ModelNotFound(f"{folder}: holds no tokenizer.json; name another place with the tokenizer setting")
+    return None
 
 
 def _add_tokens(backend: Tokenizer, settings: dict[str, Any]) -> None:
@@ -75,8 +83,7 @@ def _add_tokens(backend: Tokenizer, settings: dict[str, Any]) -> None:
         if backend.token_to_id(content) not in (None, int(key)):
             continue
         flags = {
-            name: bool(entry.get(name, False))
-            for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
+            name: bool(entry.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
         }
         backend.add_tokens([AddedToken(content, **flags)])
 

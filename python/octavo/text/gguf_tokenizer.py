@@ -8,7 +8,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from octavo import _core
 from octavo.errors import CorruptFile, UnsupportedModel
-from octavo.text.parts import TokenizerParts, add_bos_and_eos
+from octavo.text.gguf_tokens import CONTROL, USER_DEFINED, end_token_ids
+from octavo.text.parts import TokenizerParts, surround
 from octavo.text.pre_tokenizers import ADDS_BOS, IGNORES_MERGES, pre_tokenizer
 from octavo.text.sentencepiece import sentencepiece_tokenizer
 
@@ -18,27 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = ["parts_from_metadata", "read_gguf_tokenizer"]
 
-CONTROL = 3
-USER_DEFINED = 4
-"""Values of `tokenizer.ggml.token_type` that are matched whole in text."""
-
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
-# Some files name no end-of-turn token; these texts are nothing else.
-_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
 
-
-def read_gguf_tokenizer(path: Path) -> TokenizerParts:
-    """The tokenizer and chat templates that a GGUF file carries.
+def read_gguf_tokenizer(path: Path) -> TokenizerParts | None:
+    """The tokenizer and chat templates that a GGUF file carries; None when it carries none.
 
     Raises:
-        CorruptFile: vocabulary and merges contradict each other. UnsupportedModel: another kind of vocabulary.
+        CorruptFile: vocabulary and merges contradict each other.
+        UnsupportedModel: another kind of vocabulary.
     """
     metadata, _ = _core.read_gguf(str(path))
     return parts_from_metadata(metadata, str(path))
 
 
-def parts_from_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
+def parts_from_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerParts | None:
     """As `read_gguf_tokenizer`, of metadata at hand.
 
     Args:
@@ -47,7 +42,7 @@ def parts_from_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerPar
     """
     tokens = _strings(metadata, "tokenizer.ggml.tokens", where)
     if not tokens:
-        raise UnsupportedModel(f"{where}: holds no tokenizer; name one with the tokenizer setting")
+        return None
     types = metadata.get("tokenizer.ggml.token_type")
     if not isinstance(types, list) or len(types) != len(tokens):
         if types is not None:
@@ -65,20 +60,18 @@ def parts_from_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerPar
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token")
     if adds_bos is None:
         adds_bos = kind == "llama" or metadata.get("tokenizer.ggml.pre") in ADDS_BOS
-    bos, eos = special_tokens.get("bos_token"), special_tokens.get("eos_token")
+    adds_eos = metadata.get("tokenizer.ggml.add_eos_token")
     if "tokenizer.huggingface.json" not in metadata:
-        add_bos_and_eos(
-            backend,
-            (bos, ids["bos_token"]) if adds_bos and bos is not None else None,
-            (eos, ids["eos_token"])
-            if metadata.get("tokenizer.ggml.add_eos_token") and eos is not None
-            else None,
+        bos_id, eos_id = ids["bos_token"], ids["eos_token"]
+        backend.post_processor = surround(
+            (tokens[bos_id], bos_id) if adds_bos and bos_id is not None else None,
+            (tokens[eos_id], eos_id) if adds_eos and eos_id is not None else None,
         )
     return TokenizerParts(
         backend=backend,
         special_tokens=special_tokens,
         bos_token_id=ids["bos_token"],
-        eos_token_ids=_end_tokens(metadata, tokens, types, where),
+        eos_token_ids=end_token_ids(metadata),
         chat_templates=_chat_templates(metadata),
     )
 
@@ -137,20 +130,6 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], where: str) -> T
     backend.pre_tokenizer = pre_tokenizer(name if isinstance(name, str) else None)
     backend.decoder = decoders.ByteLevel()
     return backend
-
-
-def _end_tokens(
-    metadata: Mapping[str, Any], tokens: list[str], types: list[int], where: str
-) -> tuple[int, ...]:
-    """EOS, end of turn and end of message."""
-    found = [_token_id(metadata, key, len(tokens), where) for key in ("eos", "eot", "eom")]
-    if found[1] is None:
-        found += [
-            token_id
-            for token_id, (token, token_type) in enumerate(zip(tokens, types, strict=True))
-            if token_type == CONTROL and token in _END_OF_TURN
-        ]
-    return tuple(dict.fromkeys(token_id for token_id in found if token_id is not None))
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tokenizers
+    from tokenizers import processors
 
-__all__ = ["TokenizerParts"]
+__all__ = ["TokenizerParts", "surround"]
 
 
 @dataclasses.dataclass
@@ -30,17 +31,14 @@ class TokenizerParts:
     chat_templates: dict[str, str]
 
 
-def add_bos_and_eos(
-    backend: tokenizers.Tokenizer, bos: tuple[str, int | None] | None, eos: tuple[str, int | None] | None
-) -> None:
-    """Have the tokenizer put (text, id) of BOS before, and of EOS behind, every text; None puts nothing."""
+def surround(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> processors.PostProcessor:
+    """What puts (text, id) of BOS before, and of EOS behind, every text; None puts nothing there."""
     from tokenizers import processors
 
-    tokens = [token for token in (bos, eos) if token is not None]
-    if not tokens:
-        return
     before = [bos[0]] if bos else []
     after = [eos[0]] if eos else []
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", *after], pair=[*before, "$A", *after, "$B:1"], special_tokens=tokens
+    return processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *(f"{token}:1" for token in before), "$B:1", *(f"{token}:1" for token in after)],
+        special_tokens=[token for token in (bos, eos) if token is not None],
     )

@@ -22,10 +22,11 @@ _JOINED = r"[^\r\n\p{L}\p{N}]?"
 
 _LLAMA3 = rf"{_CONTRACTIONS}|{_JOINED}\p{{L}}+|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_JOINED}\p{{L}}+|\p{{N}}|{_MARKS}|{_SPACES}"
-_QWEN35 = (
-    rf"{_CONTRACTIONS}|{_JOINED}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN35 = rf"{_CONTRACTIONS}|{_JOINED}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_TEKKEN = (
+    rf"{_JOINED}{_UPPER}*{_LOWER}+|{_JOINED}{_UPPER}+{_LOWER}*"
+    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
-_TEKKEN = rf"{_JOINED}{_UPPER}*{_LOWER}+|{_JOINED}{_UPPER}+{_LOWER}*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 _GPT4O = (
     rf"{_JOINED}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_JOINED}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"

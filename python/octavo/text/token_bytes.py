@@ -14,7 +14,7 @@ from octavo.errors import UnsupportedModel
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["SPECIAL", "TokenBytes", "byte_alphabet", "token_bytes"]
+__all__ = ["SPECIAL", "TokenBytes", "byte_alphabet", "vocabulary_bytes"]
 
 SPECIAL = 1
 """Flag of a token that is left out of text by default."""
@@ -34,6 +34,13 @@ class TokenBytes(msgspec.Struct, frozen=True):
     tokens: list[bytes]
     flags: bytes
     drop_leading_space: bool
+
+    def padded(self, count: int) -> TokenBytes:
+        """With ids that stand for nothing appended, up to `count`."""
+        missing = count - len(self.tokens)
+        if missing <= 0:
+            return self
+        return TokenBytes([*self.tokens, *[b""] * missing], self.flags + bytes(missing), self.drop_leading_space)
 
 
 class _Rules(msgspec.Struct):
@@ -58,12 +65,8 @@ def byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
-def token_bytes(backend: tokenizers.Tokenizer, vocab_size: int = 0) -> TokenBytes:
-    """Bytes and flags of every id.
-
-    Args:
-        backend: the tokenizer.
-        vocab_size: rows of the model's logits; ids past the tokenizer's own get no bytes.
+def vocabulary_bytes(backend: tokenizers.Tokenizer) -> TokenBytes:
+    """Bytes and flags of every id of a tokenizer.
 
     Raises:
         UnsupportedModel: a decoder whose effect on one token is not known here.
@@ -72,7 +75,7 @@ def token_bytes(backend: tokenizers.Tokenizer, vocab_size: int = 0) -> TokenByte
     texts = {token_id: text for text, token_id in backend.get_vocab(with_added_tokens=True).items()}
     added = backend.get_added_tokens_decoder()
     texts.update({token_id: token.content for token_id, token in added.items()})
-    count = max(vocab_size, max(texts, default=-1) + 1)
+    count = max(texts, default=-1) + 1
     tokens = [b""] * count
     for token_id, text in texts.items():
         tokens[token_id] = _bytes_of(text, rules)

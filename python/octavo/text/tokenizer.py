@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from octavo import _core
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, ModelNotFound
 from octavo.text.chat_template import ChatTemplate
-from octavo.text.token_bytes import TokenBytes, token_bytes
+from octavo.text.token_bytes import TokenBytes, vocabulary_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,7 +16,24 @@ if TYPE_CHECKING:
     from octavo.loading.resolve import ModelSource
     from octavo.text.parts import TokenizerParts
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+
+def load_tokenizer(source: ModelSource) -> Tokenizer | None:
+    """The tokenizer among a model's files; None where there is none, so that the model takes token ids only.
+
+    Raises:
+        CorruptFile: one that cannot be read. UnsupportedModel: a kind not known.
+    """
+    if source.kind == "gguf":
+        from octavo.text.gguf_tokenizer import read_gguf_tokenizer
+
+        parts = read_gguf_tokenizer(source.path)
+    else:
+        from octavo.text.folder_tokenizer import read_folder_tokenizer
+
+        parts = read_folder_tokenizer(source.path)
+    return None if parts is None else Tokenizer(parts)
 
 
 class Tokenizer:
@@ -43,24 +61,25 @@ class Tokenizer:
             override: another folder, file or repository to take it from.
 
         Raises:
-            ModelNotFound: no tokenizer there. CorruptFile: one that cannot be read. UnsupportedModel: a kind not known.
+            ModelNotFound: no tokenizer there.
+            CorruptFile: one that cannot be read.
+            UnsupportedModel: a kind not known.
         """
         if override is not None:
             from octavo.loading.resolve import resolve_tokenizer
 
             source = resolve_tokenizer(override)
-        if source.kind == "gguf":
-            from octavo.text.gguf_tokenizer import read_gguf_tokenizer
-
-            return cls(read_gguf_tokenizer(source.path))
-        from octavo.text.folder_tokenizer import read_folder_tokenizer
-
-        return cls(read_folder_tokenizer(source.path))
+        tokenizer = load_tokenizer(source)
+        if tokenizer is None:
+            raise ModelNotFound(
+                f"{source.path}: holds no tokenizer; the tokenizer setting can name a folder or repository with one"
+            )
+        return tokenizer
 
     @property
     def vocab_size(self) -> int:
         """One more than the highest token id, added tokens included."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        return len(self.vocabulary.tokens)
 
     @property
     def has_chat_template(self) -> bool:
@@ -68,7 +87,7 @@ class Tokenizer:
         return bool(self._chat_templates)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with what the tokenizer puts around one (often a BOS token) unless told otherwise.
+        """Token ids of a text, with what the tokenizer puts around one (often BOS) unless told otherwise.
 
         Raises:
             InvalidRequest: the text holds halves of characters (lone surrogates).
@@ -105,20 +124,27 @@ class Tokenizer:
             variables: anything else the template reads.
 
         Raises:
-            InvalidRequest: the model has no template, or the template refuses the messages; the field is `messages`.
+            InvalidRequest: the model has no template, or it refuses the messages; the field is `messages`.
         """
         template = self._template(chat_template, tools=bool(tools))
-        return template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
-        )
+        return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> list[int]:
-        """Token ids of a conversation; arguments as `apply_chat_template`. The template writes all special tokens."""
+        """Token ids of a conversation; arguments as `apply_chat_template`.
+
+        The template writes all special tokens, so none are added.
+        """
         return self.encode(self.apply_chat_template(messages, **arguments), add_special_tokens=False)
 
-    def token_bytes(self, vocab_size: int = 0) -> TokenBytes:
-        """Bytes and flags of every id, at least `vocab_size` of them."""
-        return token_bytes(self._backend, vocab_size)
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one id stands for; none where an id has no token."""
+        tokens = self.vocabulary.tokens
+        return tokens[token_id] if 0 <= token_id < len(tokens) else b""
+
+    @functools.cached_property
+    def vocabulary(self) -> TokenBytes:
+        """Bytes and flags of every id."""
+        return vocabulary_bytes(self._backend)
 
     def token_table(self, vocab_size: int = 0) -> _core.TokenTable:
         """The table the core streams text with.
@@ -126,15 +152,13 @@ class Tokenizer:
         Args:
             vocab_size: rows of the model's logits, where they are more than the tokenizer's ids.
         """
-        table = self.token_bytes(vocab_size)
+        table = self.vocabulary.padded(vocab_size)
         return _core.TokenTable(table.tokens, table.flags, drop_leading_space=table.drop_leading_space)
 
     def _template(self, source: str | None, *, tools: bool) -> ChatTemplate:
         if source is None:
             names = ("tool_use", "default") if tools else ("default",)
-            source = next(
-                (self._chat_templates[name] for name in names if name in self._chat_templates), None
-            )
+            source = next((self._chat_templates[name] for name in names if name in self._chat_templates), None)
         if source is None:
             raise InvalidRequest(
                 "messages: this model has no chat template; use the completions endpoint, or give a template",
