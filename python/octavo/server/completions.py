@@ -1,0 +1,145 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from octavo.engine.outputs import OutputDelta
+from octavo.errors import InvalidRequest
+from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
+from octavo.server.generation import Answer, collect, pieces
+from octavo.server.http import Reply
+from octavo.server.metrics import RequestRecord
+from octavo.server.protocol import CompletionRequest, decode
+from octavo.server.served import ServedModel
+from octavo.server.shapes import CompletionLogprobs, usage
+from octavo.server.sse import ChunkWriter
+
+if TYPE_CHECKING:
+    from octavo.server.app import ServerState
+
+__all__ = ["completions"]
+
+_DEFAULT_MAX_TOKENS = 16
+
+
+async def completions(state: ServerState, body: bytes, reply: Reply, request_id: str) -> None:
+    """Answer one completion request, whole or streamed."""
+    request = decode(CompletionRequest, body)
+    served = state.resolve(request.model)
+    if request.logprobs is not None and request.logprobs > MAX_LOGPROBS:
+        raise InvalidRequest(f"logprobs: {request.logprobs} is more than {MAX_LOGPROBS}", "logprobs")
+    params = request.sampling_params(
+        served.sampling_defaults,
+        max_tokens=_DEFAULT_MAX_TOKENS,
+        logprobs=request.logprobs,
+        max_model_len=served.max_model_len,
+    )
+    given = request.prompts()
+    special = True if request.add_special_tokens is None else request.add_special_tokens
+    prompts = [
+        await served.tokenize(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+        for prompt in given
+    ]
+    if request.logprobs is not None:
+        await served.load_token_bytes("logprobs")
+    echoes = [await _echo(served, prompt) for prompt in given] if request.echo else [""] * len(given)
+    record = RequestRecord(state.metrics, served.name, sum(map(len, prompts)), len(prompts))
+    answer_id = f"cmpl-{request_id}"
+    to_logprobs = [_logprobs(served, request) for _ in range(len(prompts) * params.n)]
+    if request.stream:
+        await _stream(served, request, prompts, echoes, params, record, reply, answer_id, to_logprobs)
+        return
+    answers = await collect(served, prompts, params, record)
+    await reply.json(
+        {
+            "id": answer_id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": served.name,
+            "choices": [
+                _choice(index, answer, echoes[index // params.n], request, to_logprobs[index])
+                for index, answer in enumerate(answers)
+            ],
+            "service_tier": None,
+            "system_fingerprint": None,
+            "usage": usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens),
+        }
+    )
+
+
+async def _echo(served: ServedModel, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    await served.load_token_bytes("echo")
+    return b"".join(map(served.token_bytes, prompt)).decode("utf-8", "replace")
+
+
+def _logprobs(served: ServedModel, request: CompletionRequest) -> CompletionLogprobs:
+    return CompletionLogprobs(served.token_bytes, bool(request.return_tokens_as_token_ids))
+
+
+def _choice(
+    index: int, answer: Answer, echo: str, request: CompletionRequest, to_logprobs: CompletionLogprobs
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": index,
+        "text": echo + answer.text,
+        "logprobs": to_logprobs(answer.logprobs) if request.logprobs is not None else None,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+    }
+    if request.return_token_ids:
+        choice["token_ids"] = answer.token_ids
+    return choice
+
+
+async def _stream(
+    served: ServedModel,
+    request: CompletionRequest,
+    prompts: list[list[int]],
+    echoes: list[str],
+    params: SamplingParams,
+    record: RequestRecord,
+    reply: Reply,
+    answer_id: str,
+    to_logprobs: list[CompletionLogprobs],
+) -> None:
+    writer = ChunkWriter(answer_id, "text_completion", served.name)
+    wants_logprobs = request.logprobs is not None
+    extra = wants_logprobs or request.return_token_ids
+    pending = [echoes[index // params.n] for index in range(len(prompts) * params.n)]
+
+    def usage_now() -> dict[str, Any]:
+        return usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
+
+    def event(choice: int, delta: OutputDelta) -> bytes:
+        text = pending[choice] + delta.text
+        pending[choice] = ""
+        if not (text or delta.finish_reason or (extra and delta.token_ids)):
+            return b""
+        if not extra and not delta.finish_reason and not request.continuous_usage:
+            return writer.completion_text(choice, text)
+        shape: dict[str, Any] = {
+            "index": choice,
+            "text": text,
+            "logprobs": to_logprobs[choice](delta.logprobs) if wants_logprobs and delta.logprobs else None,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if request.return_token_ids:
+            shape["token_ids"] = delta.token_ids
+        return writer.chunk([shape], usage_now() if request.continuous_usage else None)
+
+    source: Any = pieces(served, prompts, params, record)
+    async with aclosing(source):
+        async for choice, delta in source:
+            # Only the first output proves that the request is sound: until then an error has its own status.
+            if not reply.streaming:
+                await reply.events()
+            data = event(choice, delta)
+            if data:
+                await reply.event(data)
+    await reply.end_events(writer.chunk([], usage_now()) if request.include_usage else b"")

@@ -1,0 +1,134 @@
+"""One HTTP exchange over raw ASGI: the body within its limit, the answer, and a watch on the client's presence."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from octavo.server.errors import BodyTooLarge, describe
+
+__all__ = ["ClientGone", "Receive", "Reply", "Scope", "Send", "header", "read_body", "request_id_of", "wait_gone"]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_JSON = [(b"content-type", b"application/json")]
+_EVENTS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_encoder = msgspec.json.Encoder()
+
+
+class ClientGone(Exception):
+    """The client went away before its request was read."""
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first header of a (lower case) name."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value).decode("latin-1")
+    return None
+
+
+def request_id_of(scope: Scope) -> str:
+    """The client's `X-Request-Id` where it is harmless, else a fresh one."""
+    given = header(scope, b"x-request-id")
+    return given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body, of `limit` bytes at most.
+
+    Raises:
+        BodyTooLarge, ClientGone.
+    """
+    declared = header(scope, b"content-length")
+    if declared and declared.isdigit() and int(declared) > limit:
+        raise BodyTooLarge(f"The body of {declared} bytes is longer than {limit} bytes; send less")
+    parts = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge(f"The body is longer than {limit} bytes; send less")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def wait_gone(receive: Receive) -> None:
+    """Return once the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Reply:
+    """The answer of one exchange: one JSON object, or a stream of server-sent events.
+
+    Attributes:
+        status: of the answer; 0 until it has begun.
+        streaming: whether events are being sent.
+    """
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.status = 0
+        self.streaming = False
+
+    async def json(self, payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        """Answer with one object."""
+        await self.body(_encoder.encode(payload), status, _JSON, headers)
+
+    async def body(
+        self,
+        body: bytes,
+        status: int = 200,
+        fixed: list[tuple[bytes, bytes]] = _JSON,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """Answer with bytes."""
+        extra = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [*fixed, length, *extra])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def events(self) -> None:
+        """Begin a stream of events."""
+        self.streaming = True
+        await self._start(200, _EVENTS)
+
+    async def event(self, data: bytes) -> None:
+        """Send `data`, a framed event or several."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end_events(self, last: bytes = b"") -> None:
+        """End the stream, after `last`."""
+        await self._send({"type": "http.response.body", "body": last + b"data: [DONE]\n\n", "more_body": False})
+
+    async def fail(self, error: BaseException) -> None:
+        """Answer with an error object; within a stream, as its last event."""
+        status, payload, headers = describe(error)
+        if not self.status:
+            await self.json(payload, status, headers)
+        elif self.streaming:
+            payload["error"]["code"] = payload["error"]["code"] or status
+            await self.end_events(b"data: " + _encoder.encode(payload) + b"\n\n")
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        request_id = (b"x-request-id", self._request_id.encode())
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, request_id]})

@@ -1,0 +1,150 @@
+"""A model behind one or more served names, and what the server asks of its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo.engine.outputs import OutputDelta
+from octavo.errors import InvalidRequest
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.text.tokenizer import Tokenizer
+
+__all__ = ["Engine", "ServedModel"]
+
+# Templates and tokenizing leave the event loop; the tokenizers crate releases the GIL.
+_text_threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-text")
+
+
+class Engine(Protocol):
+    """What the server uses of `octavo.engine.async_engine.AsyncEngine`; any such object can be served."""
+
+    @property
+    def model(self) -> Any:
+        """A `ModelInfo`."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """A `octavo.text.tokenizer.Tokenizer`, or None."""
+        ...
+
+    def stream(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> AsyncIterator[OutputDelta]:
+        """Answer a prompt piece by piece; closing the iterator aborts."""
+        ...
+
+    async def stats(self) -> dict[str, int | float]:
+        """Gauges and counters by name."""
+        ...
+
+    def check_health(self) -> None:
+        """Raise EngineDead once the engine has ended."""
+        ...
+
+
+class ServedModel:
+    """One engine and the names it answers to.
+
+    Args:
+        engine: a running engine.
+        names: the first is the one that answers carry; `engine.model.name` when empty.
+
+    Attributes:
+        created: Unix time at which it was put up.
+    """
+
+    def __init__(self, engine: Engine, names: Sequence[str] = ()) -> None:
+        self.engine = engine
+        self.names = tuple(names) or (str(engine.model.name),)
+        self.created = int(time.time())
+        self._token_bytes: list[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name answers carry."""
+        return self.names[0]
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together, at most."""
+        return int(self.engine.model.max_model_len)
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """Sampling fields by the model's generation_config, where the engine exposes them."""
+        return getattr(self.engine.model, "sampling_defaults", None) or {}
+
+    def tokenizer(self, field: str) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            InvalidRequest: it has none; `field` is the request's field that needs one.
+        """
+        tokenizer: Tokenizer | None = self.engine.tokenizer
+        if tokenizer is None:
+            raise InvalidRequest(f"{field}: this model has no tokenizer; send token ids to /v1/completions", field)
+        return tokenizer
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool, field: str = "prompt") -> list[int]:
+        """Token ids of a text, in a thread."""
+        tokenizer = self.tokenizer(field)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_text_threads, lambda: tokenizer.encode(text, add_special_tokens))
+
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_special_tokens: bool,
+        continue_final_message: bool,
+        **arguments: Any,
+    ) -> list[int]:
+        """A conversation's token ids, as the model's template writes it, in a thread.
+
+        Args:
+            messages: with a text each.
+            add_special_tokens: let the tokenizer add its own to what the template wrote.
+            continue_final_message: end where the last message's text ends, so that the answer goes on with it.
+            arguments: of the template.
+
+        Raises:
+            InvalidRequest: the model has no template, or it refuses the messages.
+        """
+        tokenizer = self.tokenizer("messages")
+
+        def work() -> list[int]:
+            text = tokenizer.apply_chat_template(messages, **arguments)
+            if continue_final_message:
+                text = _cut_after(text, messages[-1]["content"])
+            return tokenizer.encode(text, add_special_tokens)
+
+        return await asyncio.get_running_loop().run_in_executor(_text_threads, work)
+
+    async def load_token_bytes(self, field: str) -> None:
+        """Prepare `token_bytes`, in a thread; quick when that was done before."""
+        if self._token_bytes is None:
+            tokenizer, size = self.tokenizer(field), int(self.engine.model.vocab_size)
+            loop = asyncio.get_running_loop()
+            self._token_bytes = await loop.run_in_executor(_text_threads, lambda: tokenizer.token_bytes(size).tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, after `load_token_bytes`; none for an id the tokenizer does not know."""
+        assert self._token_bytes is not None
+        return self._token_bytes[token_id] if 0 <= token_id < len(self._token_bytes) else b""
+
+
+def _cut_after(text: str, final: str) -> str:
+    final = final.strip()
+    place = text.rfind(final)
+    if not final or place < 0:
+        raise InvalidRequest(
+            "continue_final_message: the last message has no text that the template keeps", "continue_final_message"
+        )
+    return text[: place + len(final)]

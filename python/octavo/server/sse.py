@@ -1,0 +1,48 @@
+"""Chunks of a streamed answer as server-sent events."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+__all__ = ["ChunkWriter"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ChunkWriter:
+    """Frames the chunks of one answer; what they share is encoded once.
+
+    Args:
+        answer_id: the answer's `id`, the same in every chunk.
+        kind: the chunks' `object`.
+        model: served name.
+    """
+
+    def __init__(self, answer_id: str, kind: str, model: str) -> None:
+        shared = _encode({"id": answer_id, "object": kind, "created": int(time.time()), "model": model})
+        self._head = b"data: " + shared[:-1] + b',"choices":['
+
+    def chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
+        """Any chunk; `usage` is left out when None."""
+        inner = b",".join(_encode(choice) for choice in choices)
+        tail = b"]}\n\n" if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
+        return self._head + inner + tail
+
+    def chat_text(self, choice: int, text: str) -> bytes:
+        """A chunk of a chat that adds text and nothing else."""
+        return b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]}\n\n' % (
+            self._head,
+            choice,
+            _encode(text),
+        )
+
+    def completion_text(self, choice: int, text: str) -> bytes:
+        """A chunk of a completion that adds text and nothing else."""
+        return b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n' % (
+            self._head,
+            choice,
+            _encode(text),
+        )

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import openai
+import pytest
+from octavo.server.app import ServerState
+from server_fakes import FakeEngine
+from server_harness import Running
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Running]]:
+    """Starts servers; stopped at the test's end."""
+    running: list[Running] = []
+
+    def make(engine: FakeEngine | None = None, **options: int) -> Running:
+        running.append(Running(engine or FakeEngine(), ServerState(**options)))
+        return running[-1]
+
+    yield make
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture
+def server(start: Callable[..., Running]) -> Running:
+    return start()
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with server.client() as client:
+        yield client

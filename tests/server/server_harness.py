@@ -1,0 +1,64 @@
+"""A server on a real socket, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import openai
+import uvloop
+from octavo.server.app import ServerState
+from octavo.server.lifecycle import bind, serve
+from server_fakes import FakeEngine
+
+
+class Running:
+    """A server on a socket of 127.0.0.1, in a thread with a loop of its own."""
+
+    def __init__(self, engine: FakeEngine, state: ServerState) -> None:
+        self.engine = engine
+        self.state = state
+        listener = bind("127.0.0.1", 0)
+        self.port: int = listener.getsockname()[1]
+        self._ready = threading.Event()
+        self._loop = uvloop.new_event_loop()
+
+        async def start() -> FakeEngine:
+            return self.engine
+
+        async def main() -> None:
+            self._task = asyncio.current_task()
+            await serve(
+                listener,
+                start,
+                names=("fake", "org/alias"),
+                grace=0.2,
+                on_ready=lambda served: self._ready.set(),
+                state=state,
+                signals=False,
+            )
+
+        def run() -> None:
+            try:
+                self._loop.run_until_complete(main())
+            except asyncio.CancelledError:
+                pass
+            finally:
+                self._loop.close()
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+
+    def stop(self) -> None:
+        assert self._task is not None
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
