@@ -1,0 +1,589 @@
+//! The arithmetic of attention: one query tile against one chunk of keys and values.
+//!
+//! A score is one chain of products over the head's dimensions, a weighted sum one chain over the chunk's
+//! positions, each lane on its own. Register tiles only choose how many chains run side by side, so neither the
+//! tile nor the other queries in it show in a result.
+#![allow(unsafe_code, reason = "reads cache blocks through raw pointers")]
+#![allow(clippy::cast_ptr_alignment, reason = "alignment is checked where the pointers come in")]
+#![allow(clippy::needless_range_loop, reason = "indices of register tiles")]
+#![allow(clippy::struct_field_names, reason = "rows of weights are what the struct is about")]
+#![allow(clippy::inline_always, reason = "generic code must inline into its target_feature caller")]
+
+use std::marker::PhantomData;
+
+use super::{Attention, CHUNK, Item};
+use crate::cache::tile_offset;
+use crate::math::{Element, LANES, Lanes, Op, exp2, tanh};
+
+/// Most rows of a register tile.
+const MAX_ROWS: usize = 6;
+/// Vectors of positions in a chunk.
+const CHUNK_VECTORS: usize = CHUNK / LANES;
+
+/// Running maximum (in powers of 2), sum and weighted values of some query rows.
+#[derive(Default)]
+struct Totals {
+    maxima: Vec<f32>,
+    sums: Vec<f32>,
+    /// [rows, `head_dim`].
+    values: Vec<f32>,
+}
+
+/// A thread's working memory, kept between calls.
+#[derive(Default)]
+pub(super) struct Scratch {
+    query: Vec<u32>,
+    scores: Vec<f32>,
+    weights: Vec<u32>,
+    totals: Totals,
+}
+
+impl Totals {
+    fn reset(&mut self, rows: usize, head_dim: usize) {
+        self.maxima.clear();
+        self.maxima.resize(rows, f32::NEG_INFINITY);
+        self.sums.clear();
+        self.sums.resize(rows, 0.0);
+        self.values.clear();
+        self.values.resize(rows * head_dim, 0.0);
+    }
+}
+
+/// Positions of a chunk that a query sees: first and end, 0 to [`CHUNK`].
+#[derive(Clone, Copy)]
+struct Span {
+    first: usize,
+    end: usize,
+}
+
+/// Where the vectors of a chunk lie in the cache.
+struct ChunkPointers {
+    keys: [*const u32; CHUNK_VECTORS],
+    values: [*const u32; CHUNK_VECTORS],
+}
+
+/// Scores of M rows against N vectors of positions.
+struct Scores<E, const M: usize, const N: usize> {
+    query: *const u32,
+    keys: [*const u32; N],
+    steps: usize,
+    key_stride: usize,
+    out: *mut f32,
+    element: PhantomData<E>,
+}
+
+impl<E: Element, const M: usize, const N: usize> Op for Scores<E, M, N> {
+    type Output = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        // SAFETY: the caller gives M query rows of `steps` words, N key tiles of `steps` rows and M rows of CHUNK scores.
+        unsafe {
+            let mut acc = [[l.splat(0.0); N]; M];
+            for step in 0..self.steps {
+                let mut keys = [l.splat(0.0); N];
+                for n in 0..N {
+                    keys[n] = l.load(self.keys[n].add(step * self.key_stride).cast());
+                }
+                for m in 0..M {
+                    let query = l.splat_word(*self.query.add(m * self.steps + step));
+                    for n in 0..N {
+                        acc[m][n] = E::mac(l, acc[m][n], keys[n], query);
+                    }
+                }
+            }
+            for m in 0..M {
+                for n in 0..N {
+                    l.store(self.out.add(m * CHUNK + n * LANES), acc[m][n]);
+                }
+            }
+        }
+    }
+}
+
+/// total = total * `old_scale` + (weights x values) * `new_scale`, for M rows and N vectors of dimensions.
+struct Values<'a, E, const M: usize, const N: usize> {
+    weights: *const u32,
+    values: &'a [*const u32; CHUNK_VECTORS],
+    /// Dimensions from here.
+    offset: usize,
+    head_dim: usize,
+    span: Span,
+    old_scales: &'a [f32; MAX_ROWS],
+    new_scales: &'a [f32; MAX_ROWS],
+    totals: *mut f32,
+    element: PhantomData<E>,
+}
+
+impl<E: Element, const M: usize, const N: usize> Values<'_, E, M, N> {
+    /// One word of positions; `mask` drops a value that no query sees.
+    #[inline(always)]
+    unsafe fn step<L: Lanes>(&self, l: L, acc: &mut [[L::F; N]; M], step: usize, mask: u32) {
+        let per_vector = LANES / E::PER_WORD;
+        // SAFETY: the caller's step lies within the span.
+        unsafe {
+            let row =
+                self.values[step / per_vector].add(step % per_vector * self.head_dim + self.offset);
+            let mut values = [l.splat(0.0); N];
+            for n in 0..N {
+                values[n] = l.load(row.add(n * LANES).cast());
+                if mask != u32::MAX {
+                    values[n] = l.and_word(values[n], mask);
+                }
+            }
+            for m in 0..M {
+                let weight = l.splat_word(*self.weights.add(m * (CHUNK / E::PER_WORD) + step));
+                for n in 0..N {
+                    acc[m][n] = E::mac(l, acc[m][n], values[n], weight);
+                }
+            }
+        }
+    }
+}
+
+impl<E: Element, const M: usize, const N: usize> Op for Values<'_, E, M, N> {
+    type Output = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let per_vector = LANES / E::PER_WORD;
+        let mut acc = [[l.splat(0.0); N]; M];
+        let mut step = self.span.first / E::PER_WORD;
+        let whole_end = self.span.end / E::PER_WORD;
+        // SAFETY: the caller gives values for the span, M rows of weights and of totals.
+        unsafe {
+            if !self.span.first.is_multiple_of(E::PER_WORD) {
+                self.step(l, &mut acc, step, 0xffff_0000);
+                step += 1;
+            }
+            while step < whole_end {
+                let end = ((step / per_vector + 1) * per_vector).min(whole_end);
+                for step in step..end {
+                    self.step(l, &mut acc, step, u32::MAX);
+                }
+                step = end;
+            }
+            if !self.span.end.is_multiple_of(E::PER_WORD) {
+                self.step(l, &mut acc, step, 0x0000_ffff);
+            }
+            for m in 0..M {
+                let old_scale = l.splat(self.old_scales[m]);
+                let new_scale = l.splat(self.new_scales[m]);
+                for n in 0..N {
+                    let total = self.totals.add(m * self.head_dim + self.offset + n * LANES);
+                    let old = l.mul(l.load(total), old_scale);
+                    l.store(total, l.fma(acc[m][n], new_scale, old));
+                }
+            }
+        }
+    }
+}
+
+/// Scores of one tile to weights: 2^(score - maximum), in place of exp as the scale holds log2(e).
+struct Weights<'a, E> {
+    scores: *mut f32,
+    weights: *mut u32,
+    spans: &'a [Span],
+    /// The tile's own span.
+    span: Span,
+    scale: f32,
+    softcap: f32,
+    maxima: &'a mut [f32; MAX_ROWS],
+    sums: &'a mut [f32; MAX_ROWS],
+    element: PhantomData<E>,
+}
+
+impl<E: Element> Weights<'_, E> {
+    /// Caps and masks the scores of a row; returns their maximum.
+    #[inline(always)]
+    unsafe fn maximum<L: Lanes>(&self, l: L, scores: *mut f32, span: Span) -> f32 {
+        let mut maximum = l.splat(f32::NEG_INFINITY);
+        let last = self.span.end.div_ceil(LANES);
+        for vector in self.span.first / LANES..last {
+            let start = vector * LANES;
+            // SAFETY: within the row's CHUNK scores.
+            unsafe {
+                let mut x = l.load(scores.add(start));
+                if self.softcap > 0.0 {
+                    x = tanh(l, l.mul(x, l.splat(self.scale / self.softcap)));
+                    l.store(scores.add(start), x);
+                }
+                if span.first > start || span.end < start + LANES {
+                    let (first, end) = (span.first as i32, span.end as i32);
+                    let start = start as i32;
+                    x = l.keep(x, first - start, end - start, l.splat(f32::NEG_INFINITY));
+                    l.store(scores.add(vector * LANES), x);
+                }
+                maximum = l.max(x, maximum);
+            }
+        }
+        l.max_lane(maximum)
+    }
+}
+
+impl<E: Element> Op for Weights<'_, E> {
+    type Output = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let scale =
+            std::f32::consts::LOG2_E * if self.softcap > 0.0 { self.softcap } else { self.scale };
+        let vectors = self.span.first / LANES..self.span.end.div_ceil(LANES);
+        for (row, &span) in self.spans.iter().enumerate() {
+            // SAFETY: the tile has a row of CHUNK scores and weights for every span.
+            unsafe {
+                let scores = self.scores.add(row * CHUNK);
+                let weights = self.weights.add(row * (CHUNK / E::PER_WORD));
+                let maximum = self.maximum(l, scores, span) * scale;
+                // Nothing seen: every weight comes out 0 (or NaN, where a score is).
+                let base = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
+                let mut sum = l.splat(0.0);
+                // By pairs of vectors from an even one, so that a position's lane never depends on the span.
+                let mut vector = vectors.start & !1;
+                while vector < vectors.end {
+                    let mut pair = [l.splat(0.0); 2];
+                    for (i, weight) in pair.iter_mut().enumerate() {
+                        if vectors.contains(&(vector + i)) {
+                            let x = l.load(scores.add((vector + i) * LANES));
+                            *weight = exp2(l, l.fma(x, l.splat(scale), l.splat(-base)));
+                        }
+                    }
+                    if E::PER_WORD == 2 {
+                        // The sum is that of the rounded weights: what the values are multiplied by.
+                        let words = l.pack_bf16(pair[0], pair[1]);
+                        sum = l.dot_bf16(sum, words, l.splat_word(0x3f80_3f80));
+                        l.store(weights.add(vector * LANES / 2).cast(), words);
+                    } else {
+                        sum = l.add(l.add(sum, pair[0]), pair[1]);
+                        l.store(weights.add(vector * LANES).cast(), pair[0]);
+                        l.store(weights.add(vector * LANES + LANES).cast(), pair[1]);
+                    }
+                    vector += 2;
+                }
+                self.maxima[row] = maximum;
+                self.sums[row] = l.sum(sum);
+            }
+        }
+    }
+}
+
+/// Calls `$call!(M, N)` with constants for the tile's rows and vectors.
+macro_rules! with_tile {
+    ($rows:expr, $vectors:expr, $call:ident) => {
+        match ($rows, $vectors) {
+            (1, 1) => $call!(1, 1),
+            (2, 1) => $call!(2, 1),
+            (3, 1) => $call!(3, 1),
+            (4, 1) => $call!(4, 1),
+            (5, 1) => $call!(5, 1),
+            (6, 1) => $call!(6, 1),
+            (1, 2) => $call!(1, 2),
+            (2, 2) => $call!(2, 2),
+            (3, 2) => $call!(3, 2),
+            (4, 2) => $call!(4, 2),
+            (5, 2) => $call!(5, 2),
+            (6, 2) => $call!(6, 2),
+            (1, 4) => $call!(1, 4),
+            (2, 4) => $call!(2, 4),
+            (3, 4) => $call!(3, 4),
+            (4, 4) => $call!(4, 4),
+            (5, 4) => $call!(5, 4),
+            (6, 4) => $call!(6, 4),
+            (rows, vectors) => unreachable!("no register tile of {rows} by {vectors}"),
+        }
+    };
+}
+
+/// Vectors of the next register tile where `left` are left.
+fn tile_vectors<L: Lanes>(left: usize) -> usize {
+    [4, 2].into_iter().find(|&n| n <= left && n <= L::VECTORS).unwrap_or(1)
+}
+
+/// Factors that bring an old total and a new partial sum to their common maximum, and that maximum.
+#[inline(always)]
+fn rescale<L: Lanes>(l: L, old: f32, new: f32) -> (f32, f32, f32) {
+    let maximum = if new > old { new } else { old };
+    let base = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
+    let scales = exp2(l, l.keep(l.splat(old - base), 0, 1, l.splat(new - base)));
+    let scales = l.to_array(scales);
+    (maximum, scales[0], scales[1])
+}
+
+/// Attention of one item: its queries against its chunks.
+pub(super) struct Run<'a, E> {
+    pub(super) attention: &'a Attention<'a>,
+    pub(super) item: &'a Item,
+    pub(super) scratch: &'a mut Scratch,
+    /// Where a split item leaves its partial result: maxima, sums, values.
+    pub(super) partial: Option<*mut f32>,
+    pub(super) element: PhantomData<E>,
+}
+
+impl<E: Element> Op for Run<'_, E> {
+    type Output = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let (attention, item) = (self.attention, self.item);
+        let scratch = self.scratch;
+        let head_dim = attention.shape.head_dim;
+        let group = attention.group();
+        let rows = item.queries * group;
+        scratch.scores.resize(MAX_ROWS * CHUNK, 0.0);
+        scratch.weights.resize(MAX_ROWS * CHUNK, 0);
+        scratch.totals.reset(rows, head_dim);
+        // SAFETY: `Attention`'s fields are valid by the promise of whoever made it; the item lies within them.
+        unsafe {
+            gather_queries::<E>(attention, item, &mut scratch.query);
+            let tiles = rows.div_ceil(L::ROWS);
+            for chunk in item.chunks.clone() {
+                let start = chunk * CHUNK;
+                let seen = span_of(attention, item, 0, start).first
+                    ..span_of(attention, item, item.queries - 1, start).end;
+                if seen.is_empty() {
+                    continue;
+                }
+                let pointers = chunk_pointers::<E>(attention, item, start, seen);
+                let mut first = 0;
+                for tile in 0..tiles {
+                    let end = (tile + 1) * rows / tiles;
+                    let mut spans = [Span { first: 0, end: 0 }; MAX_ROWS];
+                    for (row, span) in (first..end).zip(&mut spans) {
+                        *span = span_of(attention, item, row / group, start);
+                    }
+                    run_tile::<L, E>(
+                        l,
+                        attention,
+                        scratch,
+                        &pointers,
+                        first,
+                        &spans[..end - first],
+                    );
+                    first = end;
+                }
+            }
+            match self.partial {
+                Some(partial) => {
+                    let totals = &scratch.totals;
+                    let parts = [&totals.maxima, &totals.sums, &totals.values];
+                    let mut destination = partial;
+                    for part in parts {
+                        destination.copy_from_nonoverlapping(part.as_ptr(), part.len());
+                        destination = destination.add(part.len());
+                    }
+                }
+                None => write_out::<L, E>(l, attention, item, &scratch.totals),
+            }
+        }
+    }
+}
+
+/// Merge the partial results of a split row's chunks, in order.
+pub(super) struct Merge<'a, E> {
+    pub(super) attention: &'a Attention<'a>,
+    /// Covers all chunks.
+    pub(super) item: &'a Item,
+    pub(super) scratch: &'a mut Scratch,
+    /// One partial result a chunk.
+    pub(super) partials: *const f32,
+    pub(super) element: PhantomData<E>,
+}
+
+impl<E: Element> Op for Merge<'_, E> {
+    type Output = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let head_dim = self.attention.shape.head_dim;
+        let rows = self.item.queries * self.attention.group();
+        let totals = &mut self.scratch.totals;
+        totals.reset(rows, head_dim);
+        for index in 0..self.item.chunks.len() {
+            // SAFETY: the caller gives `partial_len` floats for each chunk.
+            unsafe {
+                let maxima = self.partials.add(index * rows * (head_dim + 2));
+                let (sums, values) = (maxima.add(rows), maxima.add(2 * rows));
+                for row in 0..rows {
+                    let (maximum, old, new) = rescale(l, totals.maxima[row], *maxima.add(row));
+                    totals.maxima[row] = maximum;
+                    totals.sums[row] = (*sums.add(row)).mul_add(new, totals.sums[row] * old);
+                    for d in (row * head_dim..(row + 1) * head_dim).step_by(LANES) {
+                        let total = totals.values.as_mut_ptr().add(d);
+                        let kept = l.mul(l.load(total), l.splat(old));
+                        l.store(total, l.fma(l.load(values.add(d)), l.splat(new), kept));
+                    }
+                }
+            }
+        }
+        // SAFETY: as in `Run`.
+        unsafe { write_out::<L, E>(l, self.attention, self.item, totals) };
+    }
+}
+
+/// Positions of the chunk from `start` that the item's query sees.
+fn span_of(attention: &Attention<'_>, item: &Item, query: usize, start: usize) -> Span {
+    let end = item.first_position + query + 1;
+    let first = if attention.window > 0 { end.saturating_sub(attention.window) } else { 0 };
+    Span {
+        first: first.saturating_sub(start).min(CHUNK),
+        end: end.saturating_sub(start).min(CHUNK),
+    }
+}
+
+/// The item's query rows side by side: [query, head of the group, `head_dim`].
+unsafe fn gather_queries<E: Element>(attention: &Attention<'_>, item: &Item, query: &mut Vec<u32>) {
+    let group = attention.group();
+    let words = group * attention.shape.head_dim / E::PER_WORD;
+    query.clear();
+    query.reserve(item.queries * words);
+    for token in item.first_query..item.first_query + item.queries {
+        let column = item.head * group * attention.shape.head_dim;
+        // SAFETY: within qkv; words need no alignment here.
+        unsafe {
+            let source = attention.qkv.cast::<E::Raw>().add(token * attention.qkv_stride + column);
+            source
+                .cast::<u8>()
+                .copy_to_nonoverlapping(query.as_mut_ptr().add(query.len()).cast(), words * 4);
+            query.set_len(query.len() + words);
+        }
+    }
+}
+
+/// Where the vectors with the chunk's visible positions lie.
+unsafe fn chunk_pointers<E: Element>(
+    attention: &Attention<'_>,
+    item: &Item,
+    start: usize,
+    seen: std::ops::Range<usize>,
+) -> ChunkPointers {
+    let shape = &attention.shape;
+    let mut pointers = ChunkPointers {
+        keys: [std::ptr::null(); CHUNK_VECTORS],
+        values: [std::ptr::null(); CHUNK_VECTORS],
+    };
+    let cache = attention.kv_cache.cast::<u32>();
+    for vector in seen.start / LANES..seen.end.div_ceil(LANES) {
+        let position = start + vector * LANES;
+        // SAFETY: the table holds a block for every position below the sequence's length, the cache every block.
+        unsafe {
+            let table = attention.block_tables.add(item.slot * attention.table_stride);
+            let block = *table.add(position / shape.block_size) as usize;
+            let within = position % shape.block_size;
+            let tile = |side| tile_offset(shape, block, side, item.head) / E::PER_WORD;
+            pointers.keys[vector] = cache.add(tile(0) + within);
+            pointers.values[vector] = cache.add(tile(1) + within / E::PER_WORD * shape.head_dim);
+        }
+    }
+    pointers
+}
+
+/// One register tile of rows against one chunk.
+#[inline(always)]
+unsafe fn run_tile<L: Lanes, E: Element>(
+    l: L,
+    attention: &Attention<'_>,
+    scratch: &mut Scratch,
+    pointers: &ChunkPointers,
+    first_row: usize,
+    spans: &[Span],
+) {
+    let head_dim = attention.shape.head_dim;
+    let steps = head_dim / E::PER_WORD;
+    let rows = spans.len();
+    let span = Span { first: spans[0].first, end: spans[rows - 1].end };
+    if span.first >= span.end {
+        return;
+    }
+    let scores = scratch.scores.as_mut_ptr();
+    let weights = scratch.weights.as_mut_ptr();
+    let end = span.end.div_ceil(LANES);
+    let mut vector = span.first / LANES;
+    while vector < end {
+        let count = tile_vectors::<L>(end - vector);
+        macro_rules! scores {
+            ($m:literal, $n:literal) => {{
+                let mut keys = [std::ptr::null(); $n];
+                keys.copy_from_slice(&pointers.keys[vector..vector + $n]);
+                // SAFETY: the tile's rows lie within the scratch memory.
+                let (query, out) = unsafe {
+                    (scratch.query.as_ptr().add(first_row * steps), scores.add(vector * LANES))
+                };
+                l.call(Scores::<E, $m, $n> {
+                    query,
+                    keys,
+                    steps,
+                    key_stride: attention.shape.block_size,
+                    out,
+                    element: PhantomData,
+                });
+            }};
+        }
+        with_tile!(rows, count, scores);
+        vector += count;
+    }
+    let (mut maxima, mut sums) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
+    l.call(Weights::<E> {
+        scores,
+        weights,
+        spans,
+        span,
+        scale: attention.scale,
+        softcap: attention.softcap,
+        maxima: &mut maxima,
+        sums: &mut sums,
+        element: PhantomData,
+    });
+    let (mut old_scales, mut new_scales) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
+    let totals = &mut scratch.totals;
+    for row in 0..rows {
+        let (maximum, old, new) = rescale(l, totals.maxima[first_row + row], maxima[row]);
+        (old_scales[row], new_scales[row]) = (old, new);
+        totals.maxima[first_row + row] = maximum;
+        let sum = &mut totals.sums[first_row + row];
+        *sum = sums[row].mul_add(new, *sum * old);
+    }
+    // SAFETY: the rows' totals.
+    let totals = unsafe { totals.values.as_mut_ptr().add(first_row * head_dim) };
+    let mut offset = 0;
+    while offset < head_dim {
+        let count = tile_vectors::<L>((head_dim - offset) / LANES);
+        macro_rules! values {
+            ($m:literal, $n:literal) => {
+                l.call(Values::<'_, E, $m, $n> {
+                    weights,
+                    values: &pointers.values,
+                    offset,
+                    head_dim,
+                    span,
+                    old_scales: &old_scales,
+                    new_scales: &new_scales,
+                    totals,
+                    element: PhantomData,
+                })
+            };
+        }
+        with_tile!(rows, count, values);
+        offset += count * LANES;
+    }
+}
+
+/// Totals over their sums, to the item's place in the output.
+#[inline(always)]
+unsafe fn write_out<L: Lanes, E: Element>(
+    l: L,
+    attention: &Attention<'_>,
+    item: &Item,
+    totals: &Totals,
+) {
+    let (head_dim, group) = (attention.shape.head_dim, attention.group());
+    for row in 0..item.queries * group {
+        let token = item.first_query + row / group;
+        let head = item.head * group + row % group;
+        let sum = totals.sums[row];
+        let sum = l.splat(if sum == 0.0 { 1.0 } else { sum });
+        // SAFETY: the output holds every token and head.
+        unsafe {
+            let out =
+                attention.out.cast::<E::Raw>().add((token * attention.num_heads + head) * head_dim);
+            for d in (0..head_dim).step_by(LANES) {
+                let value = l.load(totals.values.as_ptr().add(row * head_dim + d));
+                E::store(l, out.add(d), l.div(value, sum));
+            }
+        }
+    }
+}
