@@ -12,6 +12,12 @@ from octavo.errors import ConfigError
 __all__ = ["DTYPES", "EngineConfig"]
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+_CHOICES = {
+    "dtype": DTYPES,
+    "device": ("auto", "cpu", "cuda"),
+    "load_format": ("auto", "dummy"),
+    "scheduling_policy": ("fcfs", "priority"),
+}
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -87,8 +93,11 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
             raise ConfigError("model: is empty; name `demo`, a folder, a .gguf file or a hub repository")
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code: Octavo never runs code from model files; leave it off")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(choices)}")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise ConfigError(f"seed: {self.seed} does not fit 64 bits; use a smaller one")
         for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("block_size", 16)):
             value = getattr(self, name)
             if value < low:

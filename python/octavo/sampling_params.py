@@ -18,7 +18,16 @@ _SEED_LIMIT = 1 << 63
 
 
 def _refuse(field: str, value: object, remedy: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {value!r} {remedy}", field)
+    return InvalidRequest(f"{field}: {ascii(value)[:200]} {remedy}", field)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text can be written as UTF-8: no halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -96,12 +105,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         if len(self.stop) > MAX_STOPS:
             raise _refuse("stop", len(self.stop), f"texts are too many; give {MAX_STOPS} at most")
         for text in self.stop:
-            if not isinstance(text, str) or not text:
+            if not isinstance(text, str) or not text or not _is_unicode(text):
                 raise _refuse("stop", text, "is not a text of one character or more")
         if len(self.stop_token_ids) > MAX_STOPS:
             raise _refuse("stop_token_ids", len(self.stop_token_ids), f"ids are too many; give {MAX_STOPS} at most")
         for token in self.stop_token_ids:
-            if not isinstance(token, int) or not 0 <= token < 1 << 31:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 1 << 31:
                 raise _refuse("stop_token_ids", token, "is not a token id")
         if self._check_number("repetition_penalty", 0.0, 1e3) == 0.0:
             raise _refuse("repetition_penalty", self.repetition_penalty, "must be above 0; 1 is neutral")
@@ -110,8 +119,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         if self.logprobs is not None:
             self._check_integer("logprobs", 0, MAX_LOGPROBS)
         self._check_integer("priority", -(1 << 31), (1 << 31) - 1)
-        if len(self.cache_salt) > 128 or "\0" in self.cache_salt:
-            raise _refuse("cache_salt", self.cache_salt[:128], "is longer than 128 characters or holds a NUL")
+        salt: Any = self.cache_salt
+        if not isinstance(salt, str) or len(salt) > 128 or "\0" in salt or not _is_unicode(salt):
+            raise _refuse("cache_salt", salt, "is not a text of at most 128 characters without NUL")
+        for field in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, field), bool):
+                raise _refuse(field, getattr(self, field), "is neither True nor False")
 
     def _check_number(self, field: str, low: float, high: float) -> float:
         value: Any = getattr(self, field)

@@ -173,7 +173,7 @@ class Logprobs(msgspec.Struct, array_like=True, frozen=True):
     top: bytes
 
 
-class StepOutputs(msgspec.Struct, tag="step", array_like=True, frozen=True):
+class StepOutputs(msgspec.Struct, tag="step", frozen=True):
     """One step's events, an event a sampled token; arrays as in `octavo._core.Frame`."""
 
     request_ids: bytes

@@ -21,6 +21,7 @@ __all__ = ["RequestMaker", "submissions", "submit"]
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(SamplingParams)
 _MESSAGE_BYTES = 1 << 20
+_GREEDY_BELOW = 1e-5
 _MASK = (1 << 64) - 1
 
 
@@ -58,7 +59,11 @@ class RequestMaker:
         if seed is None:
             seed = self._draw_seed()
         filled = msgspec.structs.replace(
-            params, seed=seed, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens)
+            params,
+            seed=seed,
+            max_tokens=max_tokens,
+            min_tokens=min(params.min_tokens, max_tokens),
+            temperature=params.temperature if params.temperature >= _GREEDY_BELOW else 0.0,
         )
         return Request(request_id, ids.tobytes(), msgspec.Raw(_ENCODER.encode(filled)))
 

@@ -1,0 +1,103 @@
+"""Engines without a model: the real core, loop and worker around a runner that samples hashes.
+
+Run as a program, this is an engine worker. The settings' `model` says how it behaves, as `fake:key=value,...`:
+
+    step_s    seconds a step takes
+    crash_at  the step that raises
+    exit_at   the step that ends the process at once, as a fault in native code would
+    load      `refuse`: the model is not there; `crash`: loading raises; `hang`: it never ends
+    garbage   1: bytes that are no message follow the first step's outputs
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from octavo._core import TokenTable
+from octavo.config import EngineConfig
+from octavo.engine.build import build_loop
+from octavo.engine.connection import Connection
+from octavo.engine.loop import EngineLoop
+from octavo.engine.protocol import StepOutputs
+from octavo.engine.worker import main
+from octavo.errors import ModelNotFound
+from octavo.runner.fake import FakeRunner, fake_model_info
+from octavo.runner.interface import ModelInfo
+
+VOCAB_SIZE = 512
+MAX_MODEL_LEN = 1024
+COMMAND = (sys.executable, str(Path(__file__)))
+
+
+def text_of(token_ids: list[int]) -> str:
+    """The text the fake vocabulary gives for token ids."""
+    return "".join(f"<{token}>" for token in token_ids)
+
+
+def fake_config(model: str = "fake", **settings: Any) -> EngineConfig:
+    """Settings of a fake engine."""
+    return EngineConfig(model=model, **{"num_blocks": 256, "max_num_seqs": 64, **settings})
+
+
+def fake_loop(config: EngineConfig) -> EngineLoop:
+    """The loop of a fake engine in this process."""
+    return load(config, lambda *_: None)[0]
+
+
+class MisbehavingRunner(FakeRunner):
+    """Sleeps, raises or ends the process, as told."""
+
+    def __init__(self, info: ModelInfo, options: dict[str, str]) -> None:
+        super().__init__(info)
+        self._step_s = float(options.get("step_s", 0))
+        self._crash_at = int(options.get("crash_at", -1))
+        self._exit_at = int(options.get("exit_at", -1))
+
+    def launch(self, plan: Any) -> Any:
+        if self._step_s:
+            time.sleep(self._step_s)
+        if self.num_steps == self._crash_at:
+            raise RuntimeError("the device is on fire")
+        if self.num_steps == self._exit_at:
+            os._exit(7)
+        return super().launch(plan)
+
+
+def load(config: EngineConfig, progress: Any) -> tuple[EngineLoop, ModelInfo, None]:
+    """What the worker's `build_engine` does, for a fake."""
+    options = dict(item.split("=") for item in config.model.partition(":")[2].split(",") if item)
+    progress("Loading", 0, 2)
+    if options.get("load") == "refuse":
+        raise ModelNotFound(f"model: there is no {config.model!r}; name another")
+    if options.get("load") == "crash":
+        raise ZeroDivisionError("a fault of the loader")
+    while options.get("load") == "hang":
+        time.sleep(1)
+    if options.get("garbage"):
+        _send_garbage()
+    progress("Loading", 2, 2)
+    info = fake_model_info(
+        vocab_size=VOCAB_SIZE, num_blocks=config.num_blocks or 256, max_model_len=config.max_model_len or MAX_MODEL_LEN
+    )
+    table = TokenTable([f"<{token}>".encode() for token in range(VOCAB_SIZE)], bytes(VOCAB_SIZE))
+    return build_loop(config, MisbehavingRunner(info, options), info, table), info, None
+
+
+def _send_garbage() -> None:
+    """Have the worker send five bytes that are no message after each step's outputs."""
+    send = Connection.send
+
+    def send_more(self: Any, message: Any) -> None:
+        send(self, message)
+        if isinstance(message, StepOutputs):
+            self._socket.send(b"\x05\x00\x00\x00hello")
+
+    Connection.send = send_more  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    sys.exit(main(load=load))
