@@ -5,6 +5,7 @@ pub mod activation;
 pub mod attention;
 pub mod cache;
 pub mod isa;
+pub mod linear;
 pub mod math;
 pub mod norm;
 pub mod pool;

@@ -287,19 +287,36 @@ impl Shared {
     }
 }
 
+/// For tests that set the number of threads, which is the process': they take turns.
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
+pub(crate) mod testing {
+    use super::{Mutex, MutexGuard, PoisonError, set_num_threads};
 
-    /// `set_num_threads` is the process': tests that set it take turns.
     static TURN: Mutex<()> = Mutex::new(());
 
-    fn turn(threads: usize) -> MutexGuard<'static, ()> {
-        let guard = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        set_num_threads(threads);
-        guard
+    /// While it lives, nobody else sets the number; the default is back afterwards.
+    pub(crate) struct Turn(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
+
+    impl Turn {
+        pub(crate) fn with_threads(threads: usize) -> Self {
+            let turn = Self(TURN.lock().unwrap_or_else(PoisonError::into_inner));
+            set_num_threads(threads);
+            turn
+        }
     }
+
+    impl Drop for Turn {
+        fn drop(&mut self) {
+            set_num_threads(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Turn;
+    use super::*;
+    use std::time::Duration;
 
     fn count_items(items: usize) {
         let counts: Vec<_> = (0..items).map(|_| AtomicUsize::new(0)).collect();
@@ -311,19 +328,18 @@ mod tests {
 
     #[test]
     fn every_item_runs_once_at_every_size_and_thread_count() {
-        let _turn = turn(0);
+        let _turn = Turn::with_threads(0);
         for threads in [1, 2, 3, 8, 2, 1] {
             set_num_threads(threads);
             for items in [0, 1, 2, 3, 7, 100, 1000] {
                 count_items(items);
             }
         }
-        set_num_threads(0);
     }
 
     #[test]
     fn many_small_loops_lose_nothing() {
-        let _turn = turn(3);
+        let _turn = Turn::with_threads(3);
         for round in 0..20_000_usize {
             let sum = AtomicUsize::new(0);
             parallel_for(5, &|item| {
@@ -331,12 +347,11 @@ mod tests {
             });
             assert_eq!(sum.into_inner(), 10 + 5 * round);
         }
-        set_num_threads(0);
     }
 
     #[test]
     fn workers_that_sleep_are_woken() {
-        let _turn = turn(2);
+        let _turn = Turn::with_threads(2);
         for _ in 0..3 {
             // Each item waits for the other: only two threads can finish this.
             let met = AtomicUsize::new(0);
@@ -348,12 +363,11 @@ mod tests {
             });
             thread::sleep(Duration::from_millis(10));
         }
-        set_num_threads(0);
     }
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_survives() {
-        let _turn = turn(4);
+        let _turn = Turn::with_threads(4);
         for culprit in [0, 1, 50, 99] {
             let outcome = catch_unwind(|| {
                 parallel_for(100, &|item| assert!(item != culprit, "item {item} is bad"));
@@ -362,12 +376,11 @@ mod tests {
             assert_eq!(message, format!("item {culprit} is bad"));
             count_items(100);
         }
-        set_num_threads(0);
     }
 
     #[test]
     fn loops_within_loops_run_on_their_own_thread() {
-        let _turn = turn(3);
+        let _turn = Turn::with_threads(3);
         let total = AtomicUsize::new(0);
         parallel_for(10, &|_| {
             let here = thread::current().id();
@@ -377,12 +390,11 @@ mod tests {
             });
         });
         assert_eq!(total.into_inner(), 100);
-        set_num_threads(0);
     }
 
     #[test]
     fn callers_from_several_threads_and_changing_sizes() {
-        let _turn = turn(2);
+        let _turn = Turn::with_threads(2);
         thread::scope(|scope| {
             for caller in 0..4 {
                 scope.spawn(move || {
@@ -395,6 +407,5 @@ mod tests {
                 });
             }
         });
-        set_num_threads(0);
     }
 }
