@@ -61,7 +61,12 @@ def _backend(folder: Path) -> Tokenizer | None:
             return Tokenizer.from_file(str(path))
         except Exception as error:  # the tokenizers package raises plain exceptions
             raise CorruptFile(f"{path}: not a tokenizer: {error}") from error
-    for other in ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt"):
+    path = folder / "tokenizer.model"
+    if path.is_file():
+        from octavo.text.sentencepiece_model import read_sentencepiece_model
+
+        return read_sentencepiece_model(path)
+    for other in ("tekken.json", "vocab.json", "vocab.txt"):
         if (folder / other).is_file():
             raise UnsupportedModel(
                 f"{folder}: holds {other} and no tokenizer.json; the tokenizer setting can name a folder or "
