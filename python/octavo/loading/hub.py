@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ from octavo.errors import ModelNotFound
 __all__ = ["fetch_model", "fetch_tokenizer", "is_repository_id"]
 
 _ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9_][\w.\-]*")
+_WEIGHTS = (".safetensors", ".bin", ".gguf")
 _TEXT_FILES = ("*.json", "*.jinja", "tokenizer.model", "*.tiktoken")
 _UNWANTED = ("*/*", "consolidated*", "training_args.bin", "optimizer*", "scheduler*")
+_TIMEOUT_SECONDS = 10.0
 
 
 def is_repository_id(name: str) -> bool:
@@ -29,14 +34,23 @@ def fetch_model(repository: str) -> Path:
         ModelNotFound: no such repository, no access, no network, or none of the files.
     """
     files = _list_files(repository)
-    weights: tuple[str, ...] = ("*.safetensors",)
-    if files is not None and not any(_plain(file, ".safetensors") for file in files):
-        weights = ("*.bin",) if any(_plain(file, ".bin") for file in files) else ("*.gguf",)
-    if weights == ("*.gguf",):
-        _refuse_many_gguf(repository, files or [])
-    elif files is None:
-        weights = ("*.safetensors", "*.bin", "*.gguf")
-    return _snapshot(repository, (*weights, *_TEXT_FILES), local_only=files is None)
+    if files is None:
+        return _cached(repository)
+    suffix = next((suffix for suffix in _WEIGHTS if any(_plain(file, suffix) for file in files)), None)
+    if suffix == ".gguf":
+        _refuse_many_gguf(repository, files)
+    patterns = _TEXT_FILES if suffix is None else (f"*{suffix}", *_TEXT_FILES)
+    return _snapshot(repository, patterns, local_only=False)
+
+
+def _cached(repository: str) -> Path:
+    """The snapshot in the cache, by the best kind of weights that is complete."""
+    for suffix in _WEIGHTS:
+        with contextlib.suppress(ModelNotFound):
+            folder = _snapshot(repository, (f"*{suffix}", *_TEXT_FILES), local_only=True)
+            if any(folder.glob(f"*{suffix}")):
+                return folder
+    return _snapshot(repository, _TEXT_FILES, local_only=True)
 
 
 def fetch_tokenizer(repository: str) -> Path:
@@ -64,7 +78,8 @@ def _list_files(repository: str) -> list[str] | None:
     from huggingface_hub import errors
 
     try:
-        return list(huggingface_hub.list_repo_files(repository))
+        info = huggingface_hub.HfApi().model_info(repository, timeout=_TIMEOUT_SECONDS)
+        return [entry.rfilename for entry in info.siblings or []]
     except errors.GatedRepoError as error:
         raise ModelNotFound(
             f"model: {repository} asks for its licence to be accepted on its page; then log in "
@@ -84,7 +99,8 @@ def _snapshot(repository: str, patterns: tuple[str, ...], *, local_only: bool) -
 
     arguments: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": list(_UNWANTED)}
     try:
-        return Path(huggingface_hub.snapshot_download(repository, local_files_only=local_only, **arguments))
+        with _bars_on_terminals_only():
+            return Path(huggingface_hub.snapshot_download(repository, local_files_only=local_only, **arguments))
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         hint = (
@@ -94,3 +110,18 @@ def _snapshot(repository: str, patterns: tuple[str, ...], *, local_only: bool) -
             else f"fetching it failed ({reason}); try again, what is complete is kept"
         )
         raise ModelNotFound(f"model: {repository}: {hint}") from error
+
+
+@contextlib.contextmanager
+def _bars_on_terminals_only() -> Iterator[None]:
+    """Keep the hub's progress bars out of logs."""
+    from huggingface_hub import utils
+
+    quiet = not sys.stderr.isatty() and not utils.are_progress_bars_disabled()
+    if quiet:
+        utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if quiet:
+            utils.enable_progress_bars()

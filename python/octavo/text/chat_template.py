@@ -1,13 +1,16 @@
 """Chat templates: a conversation as the text a model was trained on.
 
 Templates come with models, so they are untrusted: they run in jinja's immutable sandbox, see plain data only,
-and are bounded in size and in what they may write.
+and are bounded in size, in what they may write and in how long they may run.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -27,8 +30,11 @@ __all__ = ["ChatTemplate"]
 
 _TEMPLATE_LIMIT = 1 << 20
 _OUTPUT_LIMIT = 64 << 20
-_RANGE_LIMIT = 100_000
-"""Characters of a template, characters it may write, and items of one `range`."""
+"""Characters of a template, and characters it may write or make by repetition."""
+
+_SECONDS_LIMIT = 10.0
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which callers pass an assistant's reasoning; templates read the first two."""
 
 
 class _TemplateError(Exception):
@@ -63,7 +69,8 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         try:
-            self._template = _environment().from_string(source)
+            self._environment = _environment()
+            self._template = self._environment.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise UnsupportedModel(f"chat template: not valid jinja: {error}") from error
 
@@ -96,22 +103,13 @@ class ChatTemplate:
             "documents": _plain(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
-        pieces: list[str] = []
-        length = 0
         try:
-            for piece in self._template.generate(context):
-                length += len(piece)
-                if length > _OUTPUT_LIMIT:
-                    raise InvalidRequest("messages: the chat template wrote too much text", "messages")
-                pieces.append(piece)
-        except InvalidRequest:
-            raise
+            return self._environment.render(self._template, context)
         except _TemplateError as error:
             raise InvalidRequest(f"messages: the chat template refuses them: {error}", "messages") from error
         except Exception as error:  # a template can raise whatever Python can
             reason = str(error) or type(error).__name__
             raise InvalidRequest(f"messages: the chat template failed on them: {reason}", "messages") from error
-        return "".join(pieces)
 
 
 def _message(message: Any, index: int) -> dict[str, Any]:
@@ -124,6 +122,9 @@ def _message(message: Any, index: int) -> dict[str, Any]:
             f"{where}.role: {message.get('role')!r} is not a role; use user, assistant or system", "messages"
         )
     plain: dict[str, Any] = {key: _plain(value) for key, value in message.items() if value is not None}
+    reasoning = next((plain[key] for key in _REASONING if key in plain), None)
+    if reasoning is not None:
+        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
     content = plain.get("content")
     if isinstance(content, list):
         plain["content"] = _join_parts(content, where)
@@ -169,7 +170,8 @@ def _plain(value: Any) -> Any:
     raise InvalidRequest(f"messages: a {type(value).__name__} is no JSON value", "messages")
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+@functools.cache
+def _environment() -> _Sandbox:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -178,11 +180,44 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with ways to fill memory by one expression closed."""
+    """The sandbox, with ways to run or repeat without end closed."""
 
     intercepted_binops = frozenset(("*", "**"))
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._render = threading.local()
+
+    def render(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
+        """A template's text.
+
+        Raises:
+            SecurityError: it runs or writes past the limits. Others: whatever the template raises.
+        """
+        self._render.deadline = time.monotonic() + _SECONDS_LIMIT
+        pieces: list[str] = []
+        length = 0
+        for piece in template.generate(context):
+            length += len(piece)
+            if length > _OUTPUT_LIMIT:
+                raise jinja2.exceptions.SecurityError("it writes too much")
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def check_time(self) -> None:
+        """Called by every turn of every loop."""
+        if time.monotonic() > self._render.deadline:
+            raise jinja2.exceptions.SecurityError("it runs too long")
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            check = nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None)
+            loop.body.insert(0, nodes.ExprStmt(check).set_lineno(loop.lineno))
+        return tree
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Refuse products of a size no template needs."""
         if operator == "**":
             raise jinja2.exceptions.SecurityError("powers are not available to templates")
         for sequence, count in ((left, right), (right, left)):
@@ -191,7 +226,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 and isinstance(count, int)
                 and len(sequence) * count > _OUTPUT_LIMIT
             ):
-                raise jinja2.exceptions.SecurityError("repeats too much")
+                raise jinja2.exceptions.SecurityError("it repeats too much")
         return super().call_binop(context, operator, left, right)
 
 
