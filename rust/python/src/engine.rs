@@ -1,8 +1,392 @@
-//! The core: `Core`, `StepPlan`, `Frame`, and the arenas they fill.
+//! The core: `Core`, `StepPlan` and `Frame`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard};
+
+use octavo_core::block::Slot;
+use octavo_core::{Config, Error, Policy, RequestSpec, Sampling};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::arenas::Arenas;
+use crate::errors::{octavo_error, request_error};
+use crate::text::TokenTable;
+
+/// One step: how much of each plan array is filled.
+#[pyclass(frozen, module = "octavo._core")]
+struct StepPlan(octavo_core::StepPlan);
+
+macro_rules! step_plan_getters {
+    ($($name:ident: $kind:ty),* $(,)?) => {
+        #[pymethods]
+        impl StepPlan {
+            $(#[getter]
+            fn $name(&self) -> $kind {
+                self.0.$name
+            })*
+
+            fn __repr__(&self) -> String {
+                format!("{:?}", self.0)
+            }
+        }
+    };
+}
+
+step_plan_getters!(
+    step: u64,
+    arena: usize,
+    num_tokens: usize,
+    num_rows: usize,
+    num_decode_rows: usize,
+    num_logits: usize,
+    num_table_updates: usize,
+    num_block_copies: usize,
+    num_swaps: usize,
+    num_param_updates: usize,
+    num_bans: usize,
+    num_groups: usize,
+    max_seq_len: usize,
+    max_query_len: usize,
+);
+
+/// The outputs of one committed step; every array as little-endian bytes.
+#[pyclass(frozen, get_all, module = "octavo._core")]
+struct Frame {
+    num_events: usize,
+    request_ids: Py<PyBytes>,
+    sample_indices: Py<PyBytes>,
+    logit_indices: Py<PyBytes>,
+    token_ids: Py<PyBytes>,
+    text_ends: Py<PyBytes>,
+    text: Py<PyBytes>,
+    finish_reasons: Py<PyBytes>,
+    stop_reasons: Py<PyBytes>,
+    cached_tokens: Py<PyBytes>,
+}
+
+impl Frame {
+    fn new(py: Python<'_>, frame: &octavo_core::Frame) -> PyResult<Self> {
+        let ints = |values: &[i32]| int32_bytes(py, values);
+        Ok(Self {
+            num_events: frame.len(),
+            request_ids: PyBytes::new_with(py, frame.len() * 8, |out| {
+                for (to, id) in out.as_chunks_mut::<8>().0.iter_mut().zip(&frame.request_ids) {
+                    *to = id.to_le_bytes();
+                }
+                Ok(())
+            })?
+            .unbind(),
+            sample_indices: ints(&frame.sample_indices)?,
+            logit_indices: ints(&frame.logit_indices)?,
+            token_ids: ints(&frame.token_ids)?,
+            text_ends: ints(&frame.text_ends)?,
+            text: PyBytes::new(py, &frame.text).unbind(),
+            finish_reasons: ints(&frame.finish_reasons)?,
+            stop_reasons: ints(&frame.stop_reasons)?,
+            cached_tokens: ints(&frame.cached_tokens)?,
+        })
+    }
+}
+
+fn int32_bytes(py: Python<'_>, values: &[i32]) -> PyResult<Py<PyBytes>> {
+    let bytes = PyBytes::new_with(py, size_of_val(values), |out| {
+        for (to, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(values) {
+            *to = value.to_le_bytes();
+        }
+        Ok(())
+    })?;
+    Ok(bytes.unbind())
+}
+
+/// The Python exception of a core error.
+fn python_error(error: &Error) -> PyErr {
+    let message = error.to_string();
+    match error {
+        Error::Config { .. } => octavo_error("ConfigError", &message),
+        Error::InvalidRequest { field, .. } => request_error("InvalidRequest", field, &message),
+        Error::ContextLengthExceeded { .. } => {
+            request_error("ContextLengthExceeded", "prompt", &message)
+        }
+        Error::CapacityExceeded { .. } => request_error("CapacityExceeded", "max_tokens", &message),
+        Error::TooManyOpenSteps
+        | Error::NotOldestStep { .. }
+        | Error::ShortBuffer { .. }
+        | Error::InvalidSample { .. } => PyValueError::new_err(message),
+    }
+}
+
+/// The core, its memory, and whether a panic has left it in doubt.
+struct Inner {
+    core: octavo_core::Core,
+    arenas: Option<Arenas>,
+    failed: bool,
+}
+
+impl Inner {
+    fn arenas(&mut self) -> PyResult<(&mut octavo_core::Core, &mut Arenas)> {
+        let Some(arenas) = &mut self.arenas else {
+            return Err(PyValueError::new_err("no arenas: call attach first"));
+        };
+        Ok((&mut self.core, arenas))
+    }
+}
+
+/// Block pool, prefix cache, scheduler and sequences of one engine.
+#[pyclass(frozen, module = "octavo._core")]
+struct Core {
+    inner: Mutex<Inner>,
+}
+
+impl Core {
+    fn lock(&self) -> PyResult<MutexGuard<'_, Inner>> {
+        // Never contended by design, and never waited for: a wait with the GIL held could block for good.
+        self.inner
+            .try_lock()
+            .map_err(|_| PyRuntimeError::new_err("the core is in use by another thread"))
+    }
+
+    /// Run something on the core. A panic is a bug in it: the core refuses all further work instead of going on in an
+    /// unknown state.
+    fn with<T>(&self, work: impl FnOnce(&mut Inner) -> PyResult<T>) -> PyResult<T> {
+        let mut inner = self.lock()?;
+        if inner.failed {
+            return Err(PyRuntimeError::new_err(
+                "the core failed earlier and cannot go on; restart the engine",
+            ));
+        }
+        catch_unwind(AssertUnwindSafe(|| work(&mut inner))).unwrap_or_else(|panic| {
+            inner.failed = true;
+            let message = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("unknown panic");
+            Err(PyRuntimeError::new_err(format!(
+                "the core failed and cannot go on: {message}; please report this"
+            )))
+        })
+    }
+}
+
+#[pymethods]
+impl Core {
+    #[new]
+    #[pyo3(signature = (
+        *, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size, eos_token_ids,
+        policy = "fcfs", aging_interval_us = 10_000_000, enable_prefix_caching = true, hash_seed = 0,
+        group_min_blocks = 0, token_table = None,
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python class")]
+    fn new(
+        block_size: usize,
+        num_blocks: usize,
+        max_num_seqs: usize,
+        max_num_batched_tokens: usize,
+        max_model_len: usize,
+        vocab_size: usize,
+        eos_token_ids: Vec<u32>,
+        policy: &str,
+        aging_interval_us: u64,
+        enable_prefix_caching: bool,
+        hash_seed: u64,
+        group_min_blocks: usize,
+        token_table: Option<PyRef<'_, TokenTable>>,
+    ) -> PyResult<Self> {
+        let policy = match policy {
+            "fcfs" => Policy::Fcfs,
+            "priority" => Policy::Priority,
+            other => {
+                let message = format!("policy: {other:?} is unknown; use \"fcfs\" or \"priority\"");
+                return Err(octavo_error("ConfigError", &message));
+            }
+        };
+        let config = Config {
+            block_size,
+            num_blocks,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            vocab_size,
+            eos_token_ids,
+            policy,
+            aging_interval_us,
+            enable_prefix_caching,
+            hash_seed,
+            group_min_blocks,
+        };
+        let table = token_table.map(|table| table.inner.clone());
+        let core = octavo_core::Core::new(config, table).map_err(|error| python_error(&error))?;
+        Ok(Self { inner: Mutex::new(Inner { core, arenas: None, failed: false }) })
+    }
+
+    fn layout(&self) -> PyResult<Vec<(&'static str, usize, usize)>> {
+        let inner = self.lock()?;
+        Ok(inner.core.layout().arrays().iter().map(|a| (a.name, a.offset, a.capacity)).collect())
+    }
+
+    fn arena_len(&self) -> PyResult<usize> {
+        Ok(self.lock()?.core.layout().arena_len())
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "what Python hands over")]
+    fn attach(
+        &self,
+        arenas: Vec<(usize, usize)>,
+        results: Vec<(usize, usize)>,
+        owner: Py<PyAny>,
+    ) -> PyResult<()> {
+        self.with(|inner| {
+            let (arena_len, result_len) =
+                (inner.core.layout().arena_len(), inner.core.config().max_num_seqs);
+            inner.arenas = Some(Arenas::new(&arenas, &results, arena_len, result_len, owner)?);
+            Ok(())
+        })
+    }
+
+    #[pyo3(signature = (
+        request_id, prompt_token_ids, *, arrival_us, n = 1, max_tokens, min_tokens = 0, temperature = 1.0, top_p = 1.0,
+        top_k = 0, min_p = 0.0, repetition_penalty = 1.0, presence_penalty = 0.0, frequency_penalty = 0.0, seed = 0,
+        logprobs = -1, stop_token_ids = Vec::new(), stop = Vec::new(), ignore_eos = false,
+        include_stop_str_in_output = false, skip_special_tokens = true, priority = 0, cache_salt = None, adapter = 0,
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
+    fn submit(
+        &self,
+        request_id: i64,
+        prompt_token_ids: &[u8],
+        arrival_us: u64,
+        n: usize,
+        max_tokens: i64,
+        min_tokens: i64,
+        temperature: f32,
+        top_p: f32,
+        top_k: i64,
+        min_p: f32,
+        repetition_penalty: f32,
+        presence_penalty: f32,
+        frequency_penalty: f32,
+        seed: i128,
+        logprobs: i64,
+        stop_token_ids: Vec<u32>,
+        stop: Vec<Vec<u8>>,
+        ignore_eos: bool,
+        include_stop_str_in_output: bool,
+        skip_special_tokens: bool,
+        priority: i32,
+        cache_salt: Option<&[u8]>,
+        adapter: u32,
+    ) -> PyResult<()> {
+        let not_negative = |field: &'static str, value: i64| {
+            usize::try_from(value).map_err(|_| {
+                request_error("InvalidRequest", field, &format!("{field}: {value} is negative"))
+            })
+        };
+        let (ids, rest) = prompt_token_ids.as_chunks::<4>();
+        if !rest.is_empty() {
+            let message = format!("prompt: {} bytes are no int32 ids", prompt_token_ids.len());
+            return Err(request_error("InvalidRequest", "prompt", &message));
+        }
+        let logprobs = match logprobs {
+            -1 => None,
+            count => Some(u32::try_from(not_negative("logprobs", count)?).unwrap_or(u32::MAX)),
+        };
+        let top_k = u32::try_from(not_negative("top_k", top_k.max(-1) + i64::from(top_k == -1))?)
+            .unwrap_or(u32::MAX);
+        let spec = RequestSpec {
+            request_id,
+            // A negative id becomes one past every vocabulary, and is refused as such.
+            prompt: ids.iter().map(|id| u32::from_le_bytes(*id)).collect(),
+            arrival_us,
+            n,
+            max_tokens: not_negative("max_tokens", max_tokens)?,
+            min_tokens: not_negative("min_tokens", min_tokens)?,
+            sampling: Sampling {
+                temperature,
+                top_p,
+                top_k,
+                min_p,
+                repetition_penalty,
+                presence_penalty,
+                frequency_penalty,
+                seed: seed as u64,
+                logprobs,
+            },
+            stop_token_ids,
+            stop,
+            ignore_eos,
+            include_stop: include_stop_str_in_output,
+            skip_special: skip_special_tokens,
+            priority,
+            cache_salt: cache_salt.unwrap_or_default().to_vec(),
+            adapter,
+        };
+        self.with(|inner| inner.core.submit(spec).map_err(|error| python_error(&error)))
+    }
+
+    fn plan(&self) -> PyResult<Option<StepPlan>> {
+        self.with(|inner| {
+            let (core, arenas) = inner.arenas()?;
+            let arena = arenas.arena(core.next_arena());
+            Ok(core.plan(arena).map_err(|error| python_error(&error))?.map(StepPlan))
+        })
+    }
+
+    fn commit(&self, py: Python<'_>, step: u64) -> PyResult<Frame> {
+        self.with(|inner| {
+            let (core, arenas) = inner.arenas()?;
+            let sampled = match core.oldest_open() {
+                Some((_, arena, samples)) => &arenas.result(arena)[..samples],
+                None => &[],
+            };
+            Frame::new(py, core.commit(step, sampled).map_err(|error| python_error(&error))?)
+        })
+    }
+
+    fn abort(&self, request_id: i64) -> PyResult<bool> {
+        self.with(|inner| Ok(inner.core.abort(request_id)))
+    }
+
+    fn history<'py>(&self, py: Python<'py>, slot: u32) -> PyResult<Bound<'py, PyBytes>> {
+        self.with(|inner| {
+            let Some(tokens) = inner.core.history(Slot(slot)) else {
+                return Err(PyValueError::new_err(format!("slot: nothing runs in slot {slot}")));
+            };
+            PyBytes::new_with(py, size_of_val(tokens), |out| {
+                for (to, token) in out.as_chunks_mut::<4>().0.iter_mut().zip(tokens) {
+                    *to = token.to_le_bytes();
+                }
+                Ok(())
+            })
+        })
+    }
+
+    fn has_work(&self) -> PyResult<bool> {
+        self.with(|inner| Ok(inner.core.has_work()))
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.with(|inner| {
+            let dict = PyDict::new(py);
+            for (name, value) in inner.core.stats().entries() {
+                dict.set_item(name, value)?;
+            }
+            Ok(dict)
+        })
+    }
+
+    fn reset_prefix_cache(&self) -> PyResult<usize> {
+        self.with(|inner| Ok(inner.core.reset_prefix_cache()))
+    }
+
+    fn check_invariants(&self) -> PyResult<()> {
+        self.with(|inner| inner.core.check_invariants().map_err(PyRuntimeError::new_err))
+    }
+}
 
 /// Add this file's classes and functions to the module.
-pub(crate) fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<StepPlan>()?;
+    module.add_class::<Frame>()?;
+    module.add_class::<Core>()
 }

@@ -1,5 +1,6 @@
 //! Python bindings of Octavo: convert, validate, map errors. No policy lives here.
 
+mod arenas;
 mod engine;
 mod errors;
 mod formats;

@@ -1,0 +1,161 @@
+//! The settings of one core.
+
+use crate::error::{Error, Result};
+
+/// In which order waiting requests are admitted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// By arrival.
+    #[default]
+    Fcfs,
+    /// By `arrival_us + priority * aging_interval_us`, fixed at arrival: lower priorities first, and a request gains one
+    /// priority on newcomers with every interval it waits, so that nothing starves.
+    Priority,
+}
+
+/// The settings of one core.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Tokens a block.
+    pub block_size: usize,
+    /// Blocks of the KV cache, the null block included.
+    pub num_blocks: usize,
+    /// Sequences that run at once.
+    pub max_num_seqs: usize,
+    /// Tokens of one step, at most.
+    pub max_num_batched_tokens: usize,
+    /// Tokens of prompt and output together.
+    pub max_model_len: usize,
+    /// Tokens of the vocabulary.
+    pub vocab_size: usize,
+    /// Tokens that end an answer.
+    pub eos_token_ids: Vec<u32>,
+    /// Order of admission.
+    pub policy: Policy,
+    /// What one step of priority is worth, in microseconds of waiting.
+    pub aging_interval_us: u64,
+    /// Reuse the blocks of equal prefixes.
+    pub enable_prefix_caching: bool,
+    /// Seed of the prefix cache's hash; it moves entries within the table and never changes a decision.
+    pub hash_seed: u64,
+    /// Decode rows that share at least so many first blocks are grouped; 0 never groups.
+    pub group_min_blocks: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            block_size: 16,
+            num_blocks: 1025,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 2048,
+            max_model_len: 4096,
+            vocab_size: 32_000,
+            eos_token_ids: Vec::new(),
+            policy: Policy::Fcfs,
+            aging_interval_us: 10_000_000,
+            enable_prefix_caching: true,
+            hash_seed: 0,
+            group_min_blocks: 0,
+        }
+    }
+}
+
+/// Stop token ids one request may name.
+pub const MAX_STOP_TOKEN_IDS: usize = 128;
+
+impl Config {
+    /// Refuse what cannot work.
+    ///
+    /// # Errors
+    /// `Error::Config` names the setting, its value and the remedy.
+    pub fn validate(&self) -> Result<()> {
+        let refuse = |field, message| Err(Error::Config { field, message });
+        for (field, value, low) in [
+            ("block_size", self.block_size, 1),
+            ("num_blocks", self.num_blocks, 2),
+            ("max_num_seqs", self.max_num_seqs, 1),
+            ("max_num_batched_tokens", self.max_num_batched_tokens, 1),
+            ("max_model_len", self.max_model_len, 2),
+            ("vocab_size", self.vocab_size, 1),
+        ] {
+            if value < low {
+                return refuse(field, format!("{value} is too small; use {low} or more"));
+            }
+            if value > i32::MAX as usize / 4 {
+                return refuse(
+                    field,
+                    format!("{value} is too large; plan arrays hold 32-bit integers"),
+                );
+            }
+        }
+        if self.max_num_batched_tokens < self.max_num_seqs {
+            return refuse(
+                "max_num_batched_tokens",
+                format!(
+                    "{} is less than max_num_seqs ({}); raise the one or lower the other",
+                    self.max_num_batched_tokens, self.max_num_seqs
+                ),
+            );
+        }
+        if self.num_blocks.checked_mul(self.block_size).is_none_or(|n| n > i32::MAX as usize) {
+            return refuse(
+                "num_blocks",
+                format!(
+                    "{} blocks of {} tokens pass 2^31 cache slots; use fewer",
+                    self.num_blocks, self.block_size
+                ),
+            );
+        }
+        if let Some(id) = self.eos_token_ids.iter().find(|&&id| id as usize >= self.vocab_size) {
+            return refuse(
+                "eos_token_ids",
+                format!("{id} is outside the vocabulary of {}", self.vocab_size),
+            );
+        }
+        if self.eos_token_ids.len() > MAX_STOP_TOKEN_IDS {
+            return refuse(
+                "eos_token_ids",
+                format!(
+                    "{} are too many; use {MAX_STOP_TOKEN_IDS} or fewer",
+                    self.eos_token_ids.len()
+                ),
+            );
+        }
+        Ok(())
+    }
+
+    /// Blocks that sequences can hold.
+    #[must_use]
+    pub fn usable_blocks(&self) -> usize {
+        self.num_blocks - 1
+    }
+
+    /// Entries of the longest block table.
+    #[must_use]
+    pub fn max_blocks_per_seq(&self) -> usize {
+        self.max_model_len.div_ceil(self.block_size)
+    }
+
+    /// Blocks that admission leaves free while something runs, so that decoding goes on for a while before it has to
+    /// preempt.
+    #[must_use]
+    pub fn watermark(&self) -> usize {
+        (self.usable_blocks() / 100).max(1)
+    }
+
+    /// Entries of the table updates of one step. A sequence whose updates no longer fit waits for the next step, so one
+    /// longest table beside two updates of every row is enough for all to move on.
+    #[must_use]
+    pub fn table_update_capacity(&self) -> usize {
+        self.max_blocks_per_seq()
+            + 2 * self.max_num_seqs
+            + self.max_num_batched_tokens.div_ceil(self.block_size)
+    }
+
+    /// Entries of the bans of one step; rows whose bans no longer fit wait for the next step.
+    #[must_use]
+    pub fn ban_capacity(&self) -> usize {
+        self.max_num_seqs * (self.eos_token_ids.len() + 1) + 16 * MAX_STOP_TOKEN_IDS
+    }
+}

@@ -1,0 +1,187 @@
+//! What must hold between any two calls.
+
+use crate::block::{BlockId, SequenceId};
+use crate::core::Core;
+use crate::pool::BlockState;
+use crate::sequence::{Sequence, State};
+
+impl Core {
+    /// Check that the core does not contradict itself.
+    ///
+    /// # Errors
+    /// Says what contradicts what.
+    pub fn check_invariants(&self) -> Result<(), String> {
+        self.kv.pool().check()?;
+        self.kv.prefix().check()?;
+        self.check_blocks()?;
+        self.check_queues()?;
+        for (id, sequence) in self.sequences.iter() {
+            self.check_sequence(id, sequence).map_err(|error| format!("{id:?}: {error}"))?;
+        }
+        self.check_slots()?;
+        self.check_open_steps()
+    }
+
+    /// Reference counts equal table entries, and free, used and fenced blocks are all there are.
+    fn check_blocks(&self) -> Result<(), String> {
+        let mut counts = vec![0_u32; self.config.num_blocks];
+        for (_, sequence) in self.sequences.iter() {
+            for block in sequence.table.blocks() {
+                counts[block.index()] += 1;
+            }
+        }
+        if counts[0] > 0 {
+            return Err("the null block is in a table".into());
+        }
+        let mut used = 0;
+        for (i, &count) in counts.iter().enumerate().skip(1) {
+            let state = self.kv.pool().state(BlockId(i as u32));
+            let expected =
+                if count == 0 { BlockState::Free } else { BlockState::Referenced(count) };
+            if state != expected && !(count == 0 && state == BlockState::Fenced) {
+                return Err(format!("block {i}: {state:?}, and in {count} tables"));
+            }
+            used += usize::from(count > 0);
+        }
+        let pool = self.kv.pool();
+        if pool.num_free() + used + pool.num_fenced() != pool.usable() {
+            return Err(format!(
+                "{} free and {used} used blocks are not {}",
+                pool.num_free(),
+                pool.usable()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Every unfinished sequence is in exactly the list its state names.
+    fn check_queues(&self) -> Result<(), String> {
+        let mut seen: Vec<(SequenceId, State)> =
+            self.queue.waiting().map(|(_, id)| (id, State::Waiting)).collect();
+        seen.extend(self.queue.deferred().map(|(.., id)| (id, State::Deferred)));
+        seen.extend(self.prefilling.iter().map(|&id| (id, State::Prefill)));
+        seen.extend(self.decoding.iter().map(|&id| (id, State::Decode)));
+        seen.sort_unstable_by_key(|entry| entry.0);
+        let states = self.sequences.iter().map(|(id, sequence)| (id, sequence.state));
+        let expected: Vec<_> = states.filter(|(_, state)| *state != State::Finished).collect();
+        if seen != expected {
+            return Err(format!("lists hold {seen:?}, sequences are {expected:?}"));
+        }
+        for list in [&self.decoding, &self.prefilling] {
+            if !list.is_sorted_by_key(|&id| self.sequences[id].order.running()) {
+                return Err(format!("running sequences are out of order: {list:?}"));
+            }
+        }
+        for (awaited, blocks, id) in self.queue.deferred() {
+            let other = &self.sequences[awaited];
+            if !other.is_running() || other.promise.is_none() || blocks <= other.indexed {
+                return Err(format!("{id:?} waits for {awaited:?}, which will not wake it"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_sequence(&self, id: SequenceId, sequence: &Sequence) -> Result<(), String> {
+        let Sequence { computed, committed, indexed, .. } = *sequence;
+        let holds = sequence.table.len() * self.config.block_size;
+        if !sequence.is_running() && (holds > 0 || computed > 0 || sequence.promise.is_some()) {
+            return Err(format!("{:?} and holds blocks or a promise", sequence.state));
+        }
+        if committed > computed || indexed * self.config.block_size > committed || computed > holds
+        {
+            return Err(format!(
+                "{indexed} blocks indexed, {committed} of {computed} tokens committed, room for {holds}"
+            ));
+        }
+        if sequence.len() > sequence.token_limit && sequence.state != State::Finished {
+            return Err(format!(
+                "{} tokens pass the limit of {}",
+                sequence.len(),
+                sequence.token_limit
+            ));
+        }
+        if sequence.state == State::Decode && computed + 1 != sequence.len() {
+            return Err(format!("{computed} tokens computed of {} while decoding", sequence.len()));
+        }
+        if sequence.state == State::Finished {
+            return if sequence.open_rows > 0 { Ok(()) } else { Err("ended and kept".into()) };
+        }
+        let request = self.requests[sequence.request as usize].as_ref();
+        if request.is_none_or(|request| !request.sequences.contains(&id)) {
+            return Err("its request does not know it".into());
+        }
+        let mut node =
+            self.requests[sequence.request as usize].as_ref().map(|request| request.root);
+        for (block, tokens) in sequence.table.blocks()[..indexed]
+            .iter()
+            .zip(sequence.tokens.chunks_exact(self.config.block_size))
+        {
+            let found = node.and_then(|node| self.kv.prefix().find(node, tokens));
+            if found.is_none_or(|(canonical, _)| canonical != *block) {
+                return Err(format!("{block:?} of its table is not the block of its prefix"));
+            }
+            node = found.map(|found| found.1);
+        }
+        Ok(())
+    }
+
+    /// Slots, holders and reservations agree.
+    fn check_slots(&self) -> Result<(), String> {
+        let mut held = 0;
+        for (slot, id) in self.slots.holders() {
+            if self.sequences[id].slot != slot || !self.sequences[id].is_running() {
+                return Err(format!("{slot:?} is held by {id:?}, which is elsewhere"));
+            }
+            held += 1;
+        }
+        if held != self.decoding.len() + self.prefilling.len() {
+            return Err(format!(
+                "{held} slots held by {} sequences",
+                self.decoding.len() + self.prefilling.len()
+            ));
+        }
+        let reserved: usize =
+            self.requests.iter().flatten().map(|request| request.reserved.len()).sum();
+        if held + reserved + self.slots.num_free() != self.config.max_num_seqs {
+            return Err(format!(
+                "{held} held, {reserved} reserved, {} free slots",
+                self.slots.num_free()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Open steps keep to the budget, and their rows and samples are counted by their sequences.
+    fn check_open_steps(&self) -> Result<(), String> {
+        for (id, sequence) in self.sequences.iter() {
+            let samples = self
+                .open
+                .iter()
+                .flat_map(|open| &open.samples)
+                .filter(|sample| sample.0 == id)
+                .count();
+            let leads =
+                self.open.iter().flat_map(|open| &open.rows).filter(|row| row.id == id).count();
+            if samples != sequence.in_flight
+                || sequence.open_rows < leads
+                || sequence.open_rows > leads + samples
+            {
+                return Err(format!("{id:?}: {samples} samples and {leads} rows in flight"));
+            }
+        }
+        if self.open.len() > 2 {
+            return Err(format!("{} steps are open", self.open.len()));
+        }
+        for open in &self.open {
+            let sampled: usize = open.rows.iter().map(|row| row.num_sampled).sum();
+            if sampled != open.samples.len() || open.rows.len() > self.config.max_num_seqs {
+                return Err(format!(
+                    "step {}: {sampled} samples, {} rows",
+                    open.step,
+                    open.rows.len()
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,238 @@
+//! The prefix cache: a trie over full blocks, stored flat in one hash table.
+//!
+//! A node's key is its parent's uid and its block's tokens, and the tokens are compared on every hit: a collision costs
+//! time and never correctness. Roots are per adapter and tenant salt, so tenants share nothing.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher};
+
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+
+use crate::block::{BlockId, NodeUid};
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    uid: NodeUid,
+    parent: NodeUid,
+    hash: u64,
+}
+
+const VACANT: Node = Node { uid: NodeUid::NONE, parent: NodeUid::NONE, hash: 0 };
+
+type RootKey = (u32, Vec<u8>);
+
+/// Which blocks hold which prefixes.
+#[derive(Clone, Debug)]
+pub struct PrefixCache {
+    block_size: usize,
+    hasher: FixedState,
+    table: HashTable<BlockId>,
+    nodes: Vec<Node>,
+    /// Tokens of each block's node, `block_size` a block.
+    tokens: Vec<u32>,
+    next_uid: u64,
+    roots: BTreeMap<RootKey, NodeUid>,
+    /// Key of each root, and how many requests and first blocks hang on it; the last one takes it along.
+    root_users: BTreeMap<NodeUid, (RootKey, usize)>,
+}
+
+impl PrefixCache {
+    /// An empty cache over `num_blocks` blocks of `block_size` tokens.
+    #[must_use]
+    pub fn new(num_blocks: usize, block_size: usize, seed: u64) -> Self {
+        Self {
+            block_size,
+            hasher: FixedState::with_seed(seed),
+            table: HashTable::with_capacity(num_blocks),
+            nodes: vec![VACANT; num_blocks],
+            tokens: vec![0; num_blocks * block_size],
+            next_uid: 1,
+            roots: BTreeMap::new(),
+            root_users: BTreeMap::new(),
+        }
+    }
+
+    /// Blocks that hold a prefix.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Whether no block holds a prefix.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Roots that something hangs on.
+    #[must_use]
+    pub fn num_roots(&self) -> usize {
+        self.roots.len()
+    }
+
+    /// The root of an adapter and tenant, counting one more user of it.
+    pub fn acquire_root(&mut self, adapter: u32, salt: &[u8]) -> NodeUid {
+        let key = (adapter, salt.to_vec());
+        if let Some(&uid) = self.roots.get(&key) {
+            self.use_root(uid);
+            return uid;
+        }
+        let uid = NodeUid::root(self.next_uid);
+        self.next_uid += 1;
+        self.roots.insert(key.clone(), uid);
+        self.root_users.insert(uid, (key, 1));
+        uid
+    }
+
+    /// Count one user of a root less.
+    pub fn release_root(&mut self, root: NodeUid) {
+        let Some((_, users)) = self.root_users.get_mut(&root) else { return };
+        *users -= 1;
+        if *users == 0
+            && let Some((key, _)) = self.root_users.remove(&root)
+        {
+            self.roots.remove(&key);
+        }
+    }
+
+    /// The hash of a key, for tables that index by the node awaited.
+    #[must_use]
+    pub fn hash(&self, parent: NodeUid, tokens: &[u32]) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write_u64(parent.0);
+        let mut pairs = tokens.chunks_exact(2);
+        for pair in &mut pairs {
+            hasher.write_u64(u64::from(pair[0]) | u64::from(pair[1]) << 32);
+        }
+        for &token in pairs.remainder() {
+            hasher.write_u64(u64::from(token));
+        }
+        hasher.finish()
+    }
+
+    /// The block that holds these tokens after that parent.
+    #[must_use]
+    pub fn find(&self, parent: NodeUid, tokens: &[u32]) -> Option<(BlockId, NodeUid)> {
+        let block =
+            *self.table.find(self.hash(parent, tokens), |&block| self.is(block, parent, tokens))?;
+        Some((block, self.nodes[block.index()].uid))
+    }
+
+    /// Follow `tokens` from `node`, block by block, for at most `max_blocks`; blocks found are appended to `out`. The
+    /// last node reached.
+    pub fn walk(
+        &self,
+        mut node: NodeUid,
+        tokens: &[u32],
+        max_blocks: usize,
+        out: &mut Vec<BlockId>,
+    ) -> NodeUid {
+        for chunk in tokens.chunks_exact(self.block_size).take(max_blocks) {
+            let Some((block, uid)) = self.find(node, chunk) else { break };
+            out.push(block);
+            node = uid;
+        }
+        node
+    }
+
+    /// Index a block that is not indexed, under a key that is not there yet; its node.
+    ///
+    /// # Panics
+    /// When the block is indexed already.
+    pub fn insert(&mut self, block: BlockId, parent: NodeUid, tokens: &[u32]) -> NodeUid {
+        assert!(!self.contains(block), "an indexed block is never written");
+        let hash = self.hash(parent, tokens);
+        let uid = NodeUid(self.next_uid);
+        self.next_uid += 1;
+        let start = block.index() * self.block_size;
+        self.tokens[start..start + self.block_size].copy_from_slice(tokens);
+        self.nodes[block.index()] = Node { uid, parent, hash };
+        let nodes = &self.nodes;
+        self.table.insert_unique(hash, block, |other| nodes[other.index()].hash);
+        if parent.is_root() {
+            self.use_root(parent);
+        }
+        uid
+    }
+
+    /// Forget a block's prefix. True when it had one.
+    pub fn remove(&mut self, block: BlockId) -> bool {
+        let node = std::mem::replace(&mut self.nodes[block.index()], VACANT);
+        if node.uid == NodeUid::NONE {
+            return false;
+        }
+        if let Ok(entry) = self.table.find_entry(node.hash, |&other| other == block) {
+            entry.remove();
+        }
+        if node.parent.is_root() {
+            self.release_root(node.parent);
+        }
+        true
+    }
+
+    /// Whether a block holds a prefix.
+    #[must_use]
+    pub fn contains(&self, block: BlockId) -> bool {
+        self.nodes[block.index()].uid != NodeUid::NONE
+    }
+
+    /// Check that every node hashes to its key and that every child's parent is there.
+    ///
+    /// # Errors
+    /// Says what contradicts what.
+    pub fn check(&self) -> Result<(), String> {
+        let mut uids: Vec<NodeUid> =
+            self.nodes.iter().map(|node| node.uid).filter(|&uid| uid != NodeUid::NONE).collect();
+        uids.sort_unstable();
+        if uids.len() != self.table.len() || uids.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(format!(
+                "prefix cache: {} nodes and {} entries",
+                uids.len(),
+                self.table.len()
+            ));
+        }
+        let mut first_blocks: BTreeMap<NodeUid, usize> = BTreeMap::new();
+        for (i, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.uid != NodeUid::NONE)
+        {
+            let block = BlockId(i as u32);
+            let tokens = self.block_tokens(block);
+            if self.hash(node.parent, tokens) != node.hash
+                || self.find(node.parent, tokens) != Some((block, node.uid))
+            {
+                return Err(format!("prefix cache: {block:?} is not found under its key"));
+            }
+            if node.parent.is_root() {
+                *first_blocks.entry(node.parent).or_default() += 1;
+            } else if uids.binary_search(&node.parent).is_err() {
+                return Err(format!(
+                    "prefix cache: {block:?} is indexed and its parent {:?} is not",
+                    node.parent
+                ));
+            }
+        }
+        for (root, blocks) in first_blocks {
+            if self.root_users.get(&root).is_none_or(|(_, users)| *users < blocks) {
+                return Err(format!(
+                    "prefix cache: {root:?} has {blocks} first blocks and fewer users"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn use_root(&mut self, root: NodeUid) {
+        if let Some((_, users)) = self.root_users.get_mut(&root) {
+            *users += 1;
+        }
+    }
+
+    fn block_tokens(&self, block: BlockId) -> &[u32] {
+        let start = block.index() * self.block_size;
+        &self.tokens[start..start + self.block_size]
+    }
+
+    fn is(&self, block: BlockId, parent: NodeUid, tokens: &[u32]) -> bool {
+        self.nodes[block.index()].parent == parent && self.block_tokens(block) == tokens
+    }
+}

@@ -1,0 +1,265 @@
+//! What a request asks for, and what the core keeps of it.
+
+use crate::block::{NodeUid, SequenceId, Slot};
+use crate::config::{Config, MAX_STOP_TOKEN_IDS, Policy};
+use crate::error::{Error, Result};
+use crate::plan::PARAM_LEN;
+
+/// How the tokens of a request are drawn; handed on to the device, the core reads none of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the likeliest token.
+    pub temperature: f32,
+    /// Keep the smallest set of tokens whose probability reaches this.
+    pub top_p: f32,
+    /// Keep the k likeliest tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep tokens at least this share as likely as the likeliest.
+    pub min_p: f32,
+    /// Above 1 makes tokens seen before less likely.
+    pub repetition_penalty: f32,
+    /// Taken off the logit of each token already in the output.
+    pub presence_penalty: f32,
+    /// Taken off the logit for each time the token is in the output.
+    pub frequency_penalty: f32,
+    /// Seed of the sampling noise.
+    pub seed: u64,
+    /// Likeliest tokens to report log probabilities of; `None` reports none, not even the chosen token's.
+    pub logprobs: Option<u32>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+            logprobs: None,
+        }
+    }
+}
+
+/// One request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RequestSpec {
+    /// The caller's number for it, unique among those that run.
+    pub request_id: i64,
+    /// Tokens of the prompt.
+    pub prompt: Vec<u32>,
+    /// When it arrived, on the caller's clock.
+    pub arrival_us: u64,
+    /// Answers to the one prompt.
+    pub n: usize,
+    /// Output tokens of an answer, at most.
+    pub max_tokens: usize,
+    /// No stop before this many output tokens.
+    pub min_tokens: usize,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Tokens that end an answer, besides the model's own.
+    pub stop_token_ids: Vec<u32>,
+    /// Texts that end an answer.
+    pub stop: Vec<Vec<u8>>,
+    /// Go on after the model's end tokens.
+    pub ignore_eos: bool,
+    /// Leave the stop text, or the stop token's text, in the answer.
+    pub include_stop: bool,
+    /// Leave special tokens out of the text.
+    pub skip_special: bool,
+    /// Lower is sooner, under the priority policy.
+    pub priority: i32,
+    /// Requests share cached prefixes only with those of the same salt.
+    pub cache_salt: Vec<u8>,
+    /// Adapter the model runs with; 0 is none.
+    pub adapter: u32,
+}
+
+impl RequestSpec {
+    /// Refuse what cannot be served, or could never fit.
+    ///
+    /// # Errors
+    /// Names the field, its value and the remedy.
+    pub(crate) fn validate(&self, config: &Config, has_text: bool) -> Result<()> {
+        let refuse = |field, message| Err(Error::InvalidRequest { field, message });
+        if self.prompt.is_empty() {
+            return refuse("prompt", "is empty; give at least one token".into());
+        }
+        if let Some(id) = self.prompt.iter().find(|&&id| id as usize >= config.vocab_size) {
+            return refuse(
+                "prompt",
+                format!("token {id} is outside the vocabulary of {}", config.vocab_size),
+            );
+        }
+        if self.n == 0 || self.n > config.max_num_seqs {
+            return refuse(
+                "n",
+                format!("{} is not between 1 and max_num_seqs ({})", self.n, config.max_num_seqs),
+            );
+        }
+        if self.max_tokens == 0 {
+            return refuse("max_tokens", "0 leaves no room for output; use 1 or more".into());
+        }
+        self.validate_sampling(config)?;
+        if let Some(id) = self.stop_token_ids.iter().find(|&&id| id as usize >= config.vocab_size) {
+            return refuse(
+                "stop_token_ids",
+                format!("{id} is outside the vocabulary of {}", config.vocab_size),
+            );
+        }
+        if self.stop_token_ids.len() > MAX_STOP_TOKEN_IDS {
+            return refuse(
+                "stop_token_ids",
+                format!(
+                    "{} ids are too many; give {MAX_STOP_TOKEN_IDS} at most",
+                    self.stop_token_ids.len()
+                ),
+            );
+        }
+        if self.stop.iter().any(Vec::is_empty) {
+            return refuse("stop", "an empty text would end every answer; leave it out".into());
+        }
+        if !self.stop.is_empty() && !has_text {
+            return refuse(
+                "stop",
+                "this engine has no token table and so no text; use stop_token_ids".into(),
+            );
+        }
+        let bans = self.n * self.end_tokens(config).count();
+        if self.min_tokens > 0 && bans > config.ban_capacity() {
+            return refuse(
+                "min_tokens",
+                format!(
+                    "{} answers with {} end tokens each are more than one step can hold back; lower n",
+                    self.n,
+                    bans / self.n
+                ),
+            );
+        }
+        if self.prompt.len() >= config.max_model_len {
+            return Err(Error::ContextLengthExceeded {
+                prompt: self.prompt.len(),
+                max_model_len: config.max_model_len,
+            });
+        }
+        // The last token drawn is never written.
+        let tokens = self.token_limit(config) - 1;
+        let needed = tokens.div_ceil(config.block_size);
+        if needed > config.usable_blocks() {
+            return Err(Error::CapacityExceeded { tokens, needed, blocks: config.usable_blocks() });
+        }
+        Ok(())
+    }
+
+    /// Tokens of prompt and output together, at most.
+    pub(crate) fn token_limit(&self, config: &Config) -> usize {
+        self.prompt.len().saturating_add(self.max_tokens).min(config.max_model_len)
+    }
+
+    /// Tokens that end an answer of this request.
+    pub(crate) fn end_tokens<'a>(&'a self, config: &'a Config) -> impl Iterator<Item = u32> + 'a {
+        let eos: &[u32] = if self.ignore_eos { &[] } else { &config.eos_token_ids };
+        eos.iter().chain(&self.stop_token_ids).copied()
+    }
+
+    /// The place in the queue, fixed at arrival: smaller is sooner.
+    pub(crate) fn queue_key(&self, config: &Config) -> i64 {
+        match config.policy {
+            Policy::Fcfs => 0,
+            Policy::Priority => {
+                let arrival = i64::try_from(self.arrival_us).unwrap_or(i64::MAX);
+                let aging = i64::try_from(config.aging_interval_us).unwrap_or(i64::MAX);
+                arrival.saturating_add(aging.saturating_mul(i64::from(self.priority)))
+            }
+        }
+    }
+
+    /// The parameter record of one answer, as the plan arrays lay it out.
+    pub(crate) fn param_values(&self, sample_index: u32) -> [i32; PARAM_LEN] {
+        let s = &self.sampling;
+        let bits = |value: f32| value.to_bits() as i32;
+        let neutral = (1.0_f32, 0.0_f32, 0.0_f32);
+        let penalties = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != neutral;
+        let flags = i32::from(penalties) | i32::from(s.logprobs.is_some()) << 1;
+        [
+            bits(s.temperature),
+            bits(s.top_p),
+            bits(s.min_p),
+            bits(s.repetition_penalty),
+            bits(s.presence_penalty),
+            bits(s.frequency_penalty),
+            s.top_k as i32,
+            s.seed as i32,
+            (s.seed >> 32) as i32,
+            sample_index as i32,
+            flags,
+            s.logprobs.unwrap_or(0) as i32,
+            self.prompt.len() as i32,
+            self.adapter as i32,
+            0,
+            0,
+        ]
+    }
+
+    fn validate_sampling(&self, config: &Config) -> Result<()> {
+        let s = &self.sampling;
+        let within = |field, value: f32, low: f32, high: f32| {
+            if value >= low && value <= high {
+                return Ok(());
+            }
+            Err(Error::InvalidRequest {
+                field,
+                message: format!("{value} is not between {low} and {high}"),
+            })
+        };
+        within("temperature", s.temperature, 0.0, f32::MAX)?;
+        within("top_p", s.top_p, f32::MIN_POSITIVE, 1.0)?;
+        within("min_p", s.min_p, 0.0, 1.0)?;
+        within("repetition_penalty", s.repetition_penalty, f32::MIN_POSITIVE, f32::MAX)?;
+        within("presence_penalty", s.presence_penalty, f32::MIN, f32::MAX)?;
+        within("frequency_penalty", s.frequency_penalty, f32::MIN, f32::MAX)?;
+        if s.top_k > i32::MAX as u32 {
+            return Err(Error::InvalidRequest {
+                field: "top_k",
+                message: format!("{} is too large", s.top_k),
+            });
+        }
+        if let Some(count) = s.logprobs.filter(|&count| count as usize > config.vocab_size) {
+            return Err(Error::InvalidRequest {
+                field: "logprobs",
+                message: format!(
+                    "{count} are more than the vocabulary's {} tokens",
+                    config.vocab_size
+                ),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What the core keeps of a request while an answer of it is unfinished.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) spec: RequestSpec,
+    /// Tokens that end an answer.
+    pub(crate) end_tokens: Vec<u32>,
+    /// Place in the queue, and the order of submission that breaks ties.
+    pub(crate) key: i64,
+    pub(crate) arrival: u64,
+    /// Tokens of prompt and output together, at most.
+    pub(crate) token_limit: usize,
+    /// Root of its prefixes.
+    pub(crate) root: NodeUid,
+    /// Prompt tokens found in the prefix cache at first admission.
+    pub(crate) cached_tokens: Option<u32>,
+    /// Its unfinished sequences.
+    pub(crate) sequences: Vec<SequenceId>,
+    /// Whether the prompt was computed and the answers forked.
+    pub(crate) forked: bool,
+    /// Slots kept for the answers still to be forked.
+    pub(crate) reserved: Vec<Slot>,
+}

@@ -1,0 +1,475 @@
+//! The scheduler: which rows make up the next step.
+//!
+//! 1. Every running answer past its prompt gets one token. One that finds no free block preempts the running sequence
+//!    that loses least and was not chosen yet: first those whose last token is in flight (they lose nothing), then under
+//!    the priority policy the least urgent, then the fewest computed tokens, then the youngest.
+//! 2. Prompts under way share what is left of the token budget, oldest first. While others could use it too, one prompt
+//!    takes at most half of what is left (a block at least).
+//! 3. Waiting requests are admitted in order while slots, blocks (down to the watermark) and table updates last, unless
+//!    something was preempted in this step and something still runs. A request whose next block a running prompt will compute steps aside until
+//!    all they have in common is there. All blocks of a prompt are taken at admission, so a prompt never preempts.
+//! 4. What is left of the budget goes to the prompts that were cut short.
+
+use crate::block::{BlockId, NodeUid, SequenceId};
+use crate::commit::{OpenRow, OpenStep};
+use crate::config::Policy;
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::plan::{PlanWriter, StepPlan};
+use crate::sequence::State;
+
+impl Core {
+    /// Choose the next step and fill `arena`, the one `next_arena` names; `None` when nothing can run now.
+    ///
+    /// # Errors
+    /// When two steps are open, or the arena is shorter than the layout.
+    pub fn plan(&mut self, arena: &mut [i32]) -> Result<Option<StepPlan>> {
+        if self.open.len() >= 2 {
+            return Err(Error::TooManyOpenSteps);
+        }
+        let index = self.next_arena();
+        let step = self.step + 1;
+        let mut writer = PlanWriter::new(&self.layout, arena, step, index)?;
+        let mut open = self.spare.pop().unwrap_or_default();
+        open.clear(step);
+
+        let preemptions = self.stats.preemptions;
+        self.choose_decode_rows(&mut writer, &mut open);
+        let preempted = self.stats.preemptions > preemptions;
+        if preempted {
+            self.drop_stopped();
+        }
+        let admit = !preempted || self.is_idle();
+        self.write_groups(&mut writer, &open);
+        self.choose_prompt_rows(&writer, admit);
+        self.write_prompt_rows(&mut writer, &mut open);
+
+        if open.rows.is_empty() {
+            self.spare.push(open);
+            return Ok(None);
+        }
+        self.step = step;
+        self.stats.steps += 1;
+        self.open.push_back(open);
+        Ok(Some(writer.plan))
+    }
+
+    fn choose_decode_rows(&mut self, writer: &mut PlanWriter<'_>, open: &mut OpenStep) {
+        let block_size = self.config.block_size;
+        for i in 0..self.decoding.len() {
+            let id = self.decoding[i];
+            let sequence = &self.sequences[id];
+            if sequence.state != State::Decode || sequence.is_at_limit() {
+                continue;
+            }
+            let position = sequence.computed;
+            let num_bans = self.num_bans(id);
+            if sequence.table.num_unsynced() + 1 > writer.tables_left()
+                || num_bans > writer.bans_left()
+                || !self.make_room(id, open.step, writer)
+            {
+                continue;
+            }
+            let sequence = &mut self.sequences[id];
+            if sequence.table.num_unsynced() > 0 {
+                let (start, blocks) = sequence.table.sync();
+                writer.table(sequence.slot, start, blocks);
+            }
+            let token = if sequence.in_flight > 0 { -1 } else { sequence.tokens[position] as i32 };
+            let block = sequence.table.blocks()[position / block_size];
+            writer.row(sequence.slot, position + 1, 1, 1);
+            writer.token(token, position, block.index() * block_size + position % block_size);
+            let logit = writer.logit(sequence.slot);
+            sequence.computed += 1;
+            sequence.in_flight += 1;
+            sequence.open_rows += 1;
+            sequence.chosen_in = open.step;
+            open.rows.push(OpenRow {
+                id,
+                epoch: sequence.epoch,
+                end: position + 1,
+                num_sampled: 1,
+            });
+            open.samples.push((id, sequence.epoch));
+            if num_bans > 0 {
+                let place = sequence.request;
+                writer.ban(logit, &self.request(place).end_tokens);
+            }
+        }
+        writer.plan.num_decode_rows = writer.plan.num_rows;
+    }
+
+    /// Bans of one sample of a sequence: its end tokens while it is shorter than its minimum.
+    fn num_bans(&self, id: SequenceId) -> usize {
+        let sequence = &self.sequences[id];
+        if sequence.len() < sequence.min_len {
+            self.request(sequence.request).end_tokens.len()
+        } else {
+            0
+        }
+    }
+
+    /// See to it that the block of the next token is the sequence's own, preempting others if no block is free; false
+    /// when the sequence itself had to give way.
+    fn make_room(&mut self, id: SequenceId, step: u64, writer: &mut PlanWriter<'_>) -> bool {
+        loop {
+            let sequence = &mut self.sequences[id];
+            let entry = sequence.computed / self.config.block_size;
+            let shared = match sequence.table.blocks().get(entry) {
+                Some(&block) if !self.kv.pool().is_shared(block) => return true,
+                other => other.copied(),
+            };
+            if let Some(block) = self.kv.take() {
+                let Some(source) = shared else {
+                    sequence.table.push(block);
+                    return true;
+                };
+                sequence.table.replace(entry, block);
+                writer.copy(source, block);
+                self.kv.release(source);
+                self.groups.invalidate();
+                return true;
+            }
+            let Some(victim) = self.loses_least(step) else { return false };
+            self.preempt(victim);
+            if victim == id {
+                return false;
+            }
+        }
+    }
+
+    /// The running sequence, not chosen for `step`, that loses least by being preempted.
+    fn loses_least(&self, step: u64) -> Option<SequenceId> {
+        let by_priority = self.config.policy == Policy::Priority;
+        let candidates = self.decoding.iter().chain(&self.prefilling).copied();
+        candidates
+            .filter(|&id| self.sequences[id].is_running() && self.sequences[id].chosen_in != step)
+            .min_by_key(|&id| {
+                let sequence = &self.sequences[id];
+                let key = if by_priority { sequence.order.key } else { 0 };
+                let order = sequence.order.running();
+                (
+                    !sequence.is_at_limit(),
+                    std::cmp::Reverse(key),
+                    sequence.computed,
+                    std::cmp::Reverse(order),
+                )
+            })
+    }
+
+    /// Fill `prompt_rows` with sequences and their tokens; admit from the queue if allowed.
+    fn choose_prompt_rows(&mut self, writer: &PlanWriter<'_>, admit: bool) {
+        self.prompt_rows.clear();
+        let mut budget = self.config.max_num_batched_tokens - writer.plan.num_tokens;
+        let mut tables = writer.tables_left();
+        let mut bans = writer.bans_left();
+        for i in 0..self.prefilling.len() {
+            if budget == 0 {
+                break;
+            }
+            let others = i + 1 < self.prefilling.len() || admit && self.could_admit();
+            let id = self.prefilling[i];
+            let unsynced = self.sequences[id].table.num_unsynced();
+            if unsynced <= tables && self.choose_chunk(id, others, &mut budget, &mut bans) {
+                tables -= unsynced;
+            }
+        }
+        while admit && budget > 0 {
+            let Some(id) = self.admit_first(tables) else { break };
+            let others = self.could_admit();
+            if self.choose_chunk(id, others, &mut budget, &mut bans) {
+                tables -= self.sequences[id].table.num_unsynced();
+            }
+        }
+        for i in 0..self.prompt_rows.len() {
+            let (id, count) = self.prompt_rows[i];
+            let left = self.sequences[id].prefill_len - self.sequences[id].computed - count;
+            let more = left.min(budget);
+            let needed = self.num_bans(id) * self.num_samples(id);
+            if more > 0 && (more < left || needed <= bans) {
+                self.prompt_rows[i].1 += more;
+                budget -= more;
+                bans -= if more == left { needed } else { 0 };
+            }
+        }
+    }
+
+    /// Whether nothing runs.
+    fn is_idle(&self) -> bool {
+        self.decoding.is_empty() && self.prefilling.is_empty()
+    }
+
+    fn could_admit(&self) -> bool {
+        self.queue.num_waiting() > 0 && self.slots.num_free() > 0
+    }
+
+    /// Samples drawn when the prompt of a sequence is complete.
+    fn num_samples(&self, id: SequenceId) -> usize {
+        let request = self.request(self.sequences[id].request);
+        if request.forked { 1 } else { request.spec.n }
+    }
+
+    /// Choose the next tokens of a prompt; false when it has to wait for the next step.
+    fn choose_chunk(
+        &mut self,
+        id: SequenceId,
+        others: bool,
+        budget: &mut usize,
+        bans: &mut usize,
+    ) -> bool {
+        let sequence = &self.sequences[id];
+        let left = sequence.prefill_len - sequence.computed;
+        let cap = if others {
+            budget.div_ceil(2).max(self.config.block_size).min(*budget)
+        } else {
+            *budget
+        };
+        let count = left.min(cap);
+        if count == left {
+            let needed = self.num_bans(id) * self.num_samples(id);
+            if needed > *bans {
+                return false;
+            }
+            *bans -= needed;
+        }
+        *budget -= count;
+        self.prompt_rows.push((id, count));
+        true
+    }
+
+    /// Admit the first waiting sequence that need not wait for another's prefix, if it fits.
+    fn admit_first(&mut self, tables_left: usize) -> Option<SequenceId> {
+        loop {
+            let id = self.queue.first()?;
+            let sequence = &self.sequences[id];
+            let order = sequence.order;
+            let request = self.request(sequence.request);
+            let samples = if request.forked { 1 } else { request.spec.n };
+            let idle = self.is_idle();
+            // Its token in flight is not known yet; or nothing came free since it last found too few blocks.
+            let hopeless = !idle && self.blocked == Some((order, self.kv.frees));
+            if samples > self.slots.num_free() || sequence.open_rows > 0 || hopeless {
+                return None;
+            }
+            let block_size = self.config.block_size;
+            let max_hits = (sequence.tokens.len() - 1) / block_size;
+            let mut node = request.root;
+            let mut hits = std::mem::take(&mut self.scratch);
+            let sequence = &self.sequences[id];
+            if self.config.enable_prefix_caching {
+                node = self.kv.prefix().walk(node, &sequence.tokens, max_hits, &mut hits);
+                if hits.len() < max_hits && self.defer(id, node, hits.len(), max_hits) {
+                    hits.clear();
+                    self.scratch = hits;
+                    continue;
+                }
+            }
+            let sequence = &self.sequences[id];
+            let total = sequence.tokens.len().div_ceil(block_size);
+            let needed = total - hits.len();
+            let leaving = needed + self.kv.count_free(&hits);
+            let watermark = if idle { 0 } else { self.config.watermark() };
+            let fits = leaving + watermark <= self.kv.pool().num_free();
+            if !fits {
+                self.blocked = Some((order, self.kv.frees));
+            }
+            let admitted = fits && total <= tables_left;
+            if admitted {
+                self.admit(id, &hits, needed, node);
+            }
+            hits.clear();
+            self.scratch = hits;
+            return admitted.then_some(id);
+        }
+    }
+
+    /// Set a waiting sequence aside when a running one will compute the node it needs next.
+    fn defer(&mut self, id: SequenceId, node: NodeUid, hits: usize, max_hits: usize) -> bool {
+        let block_size = self.config.block_size;
+        if self.promises.len() == 0 {
+            return false;
+        }
+        let tokens = &self.sequences[id].tokens[hits * block_size..max_hits * block_size];
+        let wanted = (node, &tokens[..block_size]);
+        let hash = self.kv.prefix().hash(wanted.0, wanted.1);
+        let sequences = &self.sequences;
+        let Some(awaited) =
+            self.promises.find(hash, |other| sequences[other].promises(block_size) == wanted)
+        else {
+            return false;
+        };
+        let other = &sequences[awaited];
+        let start = other.indexed * block_size;
+        let promised = other.tokens[start..other.prefill_len].chunks_exact(block_size);
+        let common =
+            promised.zip(tokens.chunks_exact(block_size)).take_while(|(a, b)| a == b).count();
+        let blocks = other.indexed + common;
+        let sequence = &mut self.sequences[id];
+        sequence.state = State::Deferred;
+        sequence.awaits = Some((awaited, blocks));
+        self.queue.defer(sequence.order, awaited, blocks);
+        true
+    }
+
+    /// Give a waiting sequence its slots and the blocks of its tokens.
+    fn admit(&mut self, id: SequenceId, hits: &[BlockId], needed: usize, node: NodeUid) {
+        let cached = hits.len() * self.config.block_size;
+        for &block in hits {
+            self.kv.acquire(block);
+        }
+        let place = self.sequences[id].request;
+        let order = self.sequences[id].order;
+        self.queue.remove(order);
+        let slot = self.slots.take().expect("admission counted the slots");
+        self.slots.assign(slot, id);
+        let samples = self.num_samples(id);
+        for _ in 1..samples {
+            let slot = self.slots.take().expect("admission counted the slots");
+            self.request_mut(place).reserved.push(slot);
+        }
+
+        let sequence = &mut self.sequences[id];
+        sequence.state = State::Prefill;
+        sequence.slot = slot;
+        sequence.prefill_len = sequence.tokens.len();
+        (sequence.computed, sequence.committed) = (cached, cached);
+        (sequence.indexed, sequence.node) = (hits.len(), node);
+        sequence.params_due = true;
+        // Room for a while, so that a step of running answers allocates nothing.
+        let growth = (sequence.token_limit - sequence.tokens.len()).min(1024);
+        sequence.tokens.reserve(growth);
+        sequence.table.reserve(hits.len() + needed + growth.div_ceil(self.config.block_size));
+        sequence.table.extend(hits);
+        for _ in 0..needed {
+            sequence.table.push(self.kv.take().expect("admission counted the blocks"));
+        }
+        let (tokens, prompt) = (sequence.tokens.len() as u64, sequence.num_prompt as u64);
+        let running = order.running();
+        let at = self
+            .prefilling
+            .partition_point(|&other| self.sequences[other].order.running() < running);
+        self.prefilling.insert(at, id);
+        if self.config.enable_prefix_caching {
+            self.stats.prefix_query_tokens += tokens;
+            self.stats.prefix_hit_tokens += cached as u64;
+            self.renew_promise(id);
+        }
+        let request = self.request_mut(place);
+        if request.cached_tokens.is_none() {
+            request.cached_tokens = Some(cached as u32);
+            self.stats.prompt_tokens += prompt;
+            self.stats.cached_prompt_tokens += cached as u64;
+        }
+    }
+
+    fn write_prompt_rows(&mut self, writer: &mut PlanWriter<'_>, open: &mut OpenStep) {
+        let mut complete = false;
+        let rows = std::mem::take(&mut self.prompt_rows);
+        for &(id, count) in &rows {
+            let last = self.sequences[id].computed + count == self.sequences[id].prefill_len;
+            self.write_prompt_row(id, count, last, writer, open);
+            complete |= last;
+        }
+        self.prompt_rows = rows;
+        if !complete {
+            return;
+        }
+        for row in &open.rows[writer.plan.num_decode_rows..] {
+            if row.num_sampled == 0 {
+                continue;
+            }
+            let place = self.sequences[row.id].request;
+            for i in 0..row.num_sampled {
+                let id = if i == 0 { row.id } else { self.request(place).sequences[i] };
+                self.sequences[id].state = State::Decode;
+                let running = self.sequences[id].order.running();
+                let at = self
+                    .decoding
+                    .partition_point(|&other| self.sequences[other].order.running() < running);
+                self.decoding.insert(at, id);
+            }
+        }
+        let sequences = &self.sequences;
+        self.prefilling.retain(|&id| sequences[id].state == State::Prefill);
+    }
+
+    fn write_prompt_row(
+        &mut self,
+        id: SequenceId,
+        count: usize,
+        last: bool,
+        writer: &mut PlanWriter<'_>,
+        open: &mut OpenStep,
+    ) {
+        let block_size = self.config.block_size;
+        let num_sampled = if last { self.num_samples(id) } else { 0 };
+        let num_bans = self.num_bans(id);
+        let sequence = &mut self.sequences[id];
+        let (slot, start, end) = (sequence.slot, sequence.computed, sequence.computed + count);
+        if std::mem::take(&mut sequence.params_due) {
+            let (place, sample) = (sequence.request, sequence.sample_index);
+            writer.params(slot, self.request(place).spec.param_values(sample));
+        }
+        let sequence = &mut self.sequences[id];
+        let (first, blocks) = sequence.table.sync();
+        writer.table(slot, first, blocks);
+        writer.row(slot, end, count, num_sampled);
+        let blocks = sequence.table.blocks();
+        for (position, &token) in (start..end).zip(&sequence.tokens[start..end]) {
+            let block = blocks[position / block_size];
+            writer.token(
+                token as i32,
+                position,
+                block.index() * block_size + position % block_size,
+            );
+        }
+        sequence.computed = end;
+        sequence.open_rows += 1;
+        sequence.chosen_in = open.step;
+        let place = sequence.request;
+        open.rows.push(OpenRow { id, epoch: sequence.epoch, end, num_sampled });
+        if !last {
+            return;
+        }
+        self.fork(id, num_sampled, writer);
+        for i in 0..num_sampled {
+            let id = if i == 0 { id } else { self.request(place).sequences[i] };
+            let sequence = &mut self.sequences[id];
+            sequence.in_flight += 1;
+            open.samples.push((id, sequence.epoch));
+            let logit = writer.logit(sequence.slot);
+            if num_bans > 0 {
+                writer.ban(logit, &self.request(place).end_tokens);
+            }
+        }
+    }
+
+    /// Make the other answers of a request whose prompt is complete with this step: they share its blocks.
+    fn fork(&mut self, lead: SequenceId, samples: usize, writer: &mut PlanWriter<'_>) {
+        let place = self.sequences[lead].request;
+        self.request_mut(place).forked = true;
+        for sample in 1..samples {
+            let id = self.add_sequence(place, sample as u32);
+            let slot =
+                self.request_mut(place).reserved.pop().expect("admission reserved the slots");
+            self.slots.assign(slot, id);
+            writer.params(slot, self.request(place).spec.param_values(sample as u32));
+            let parent = &self.sequences[lead];
+            let (table, computed, prefill_len) =
+                (parent.table.blocks().to_vec(), parent.computed, parent.prefill_len);
+            let (indexed, node, chosen_in) = (parent.indexed, parent.node, parent.chosen_in);
+            let committed = parent.committed;
+            for &block in &table {
+                self.kv.acquire(block);
+            }
+            let sequence = &mut self.sequences[id];
+            sequence.slot = slot;
+            sequence.state = State::Prefill;
+            sequence.table.extend(&table);
+            (sequence.computed, sequence.committed, sequence.prefill_len) =
+                (computed, committed, prefill_len);
+            (sequence.indexed, sequence.node, sequence.chosen_in) = (indexed, node, chosen_in);
+            sequence.open_rows = 1;
+        }
+    }
+}

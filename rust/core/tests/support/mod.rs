@@ -1,0 +1,222 @@
+//! A device that carries out plans on a KV cache of plain tokens, and what a request must give when it is alone.
+//!
+//! The model is a hash of the whole history, read back through the block tables: a wrong block, a stale table entry or a
+//! block recycled too early changes the answer.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+
+use octavo_core::plan::PARAM_LEN;
+use octavo_core::text::TokenTable;
+use octavo_core::{Config, Core, Layout, RequestSpec, StepPlan};
+
+/// Ids below this are letters; a test's vocabulary.
+pub(crate) const VOCAB: usize = 40;
+
+/// The text of each token: a letter.
+pub(crate) fn token_table() -> Arc<TokenTable> {
+    let letters: Vec<Vec<u8>> = (0..VOCAB).map(letter).collect();
+    Arc::new(TokenTable::new(letters.iter().map(Vec::as_slice), &[0; VOCAB], false))
+}
+
+fn letter(token: usize) -> Vec<u8> {
+    vec![b'a' + (token % 26) as u8]
+}
+
+/// The token that follows a history.
+fn model(history: impl Iterator<Item = i32>, seed: i32, sample: i32, bans: &[i32]) -> i32 {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ (seed as u64) << 8 ^ sample as u64;
+    for token in history {
+        state = (state ^ token as u64).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        state ^= state >> 32;
+    }
+    let first = (state % VOCAB as u64) as i32;
+    (0..VOCAB as i32)
+        .map(|i| (first + i) % VOCAB as i32)
+        .find(|token| !bans.contains(token))
+        .expect("some token is not banned")
+}
+
+/// What the device holds.
+#[derive(Clone)]
+pub(crate) struct Device {
+    layout: Layout,
+    block_size: usize,
+    tables: Vec<Vec<usize>>,
+    last_token: Vec<i32>,
+    params: Vec<[i32; PARAM_LEN]>,
+    /// (token, position) of each cache slot.
+    cache: Vec<(i32, i32)>,
+    config: Config,
+}
+
+impl Device {
+    pub(crate) fn new(core: &Core) -> Self {
+        let config = core.config().clone();
+        Self {
+            layout: core.layout().clone(),
+            block_size: config.block_size,
+            tables: vec![vec![0; config.max_blocks_per_seq()]; config.max_num_seqs],
+            last_token: vec![-1; config.max_num_seqs],
+            params: vec![[0; PARAM_LEN]; config.max_num_seqs],
+            cache: vec![(-1, -1); config.num_blocks * config.block_size],
+            config,
+        }
+    }
+
+    /// Carry out one step; the sampled ids.
+    pub(crate) fn run(&mut self, plan: &StepPlan, arena: &[i32]) -> Vec<i32> {
+        let layout = self.layout.clone();
+        let array = |name| layout.slice(arena, name);
+        for i in 0..plan.num_table_updates {
+            let block = array("table_blocks")[i] as usize;
+            assert!(block > 0 && block < self.config.num_blocks);
+            self.tables[array("table_slots")[i] as usize][array("table_indices")[i] as usize] =
+                block;
+        }
+        for i in 0..plan.num_param_updates {
+            let values = &array("param_values")[i * PARAM_LEN..(i + 1) * PARAM_LEN];
+            self.params[array("param_slots")[i] as usize].copy_from_slice(values);
+        }
+        let size = self.block_size;
+        for i in 0..plan.num_block_copies {
+            let (from, to) =
+                (array("copy_sources")[i] as usize, array("copy_destinations")[i] as usize);
+            self.cache.copy_within(from * size..(from + 1) * size, to * size);
+        }
+        self.write(plan, arena);
+        (0..plan.num_logits).map(|logit| self.sample(logit, plan, arena)).collect()
+    }
+
+    fn write(&mut self, plan: &StepPlan, arena: &[i32]) {
+        let layout = self.layout.clone();
+        let array = |name| layout.slice(arena, name);
+        assert!(plan.num_tokens <= self.config.max_num_batched_tokens);
+        assert_eq!(array("query_start")[plan.num_rows] as usize, plan.num_tokens);
+        let mut written = Vec::new();
+        for row in 0..plan.num_rows {
+            let slot = array("rows")[row] as usize;
+            let (start, end) =
+                (array("query_start")[row] as usize, array("query_start")[row + 1] as usize);
+            assert!(start < end, "a row has tokens");
+            if row < plan.num_decode_rows {
+                assert_eq!((end - start, array("num_sampled")[row]), (1, 1));
+            }
+            for at in start..end {
+                let position = array("positions")[at];
+                assert_eq!(position, array("seq_lens")[row] - (end - at) as i32);
+                let token = match array("token_ids")[at] {
+                    -1 => self.last_token[slot],
+                    token => token,
+                };
+                assert!(token >= 0, "a token from the device was sampled before");
+                let block = self.tables[slot][position as usize / self.block_size];
+                let cell = array("slot_mapping")[at] as usize;
+                assert_eq!(cell, block * self.block_size + position as usize % self.block_size);
+                self.cache[cell] = (token, position);
+                written.push(cell);
+            }
+        }
+        written.sort_unstable();
+        assert!(written.windows(2).all(|pair| pair[0] < pair[1]), "two tokens in one cache slot");
+    }
+
+    fn sample(&mut self, logit: usize, plan: &StepPlan, arena: &[i32]) -> i32 {
+        let layout = self.layout.clone();
+        let array = |name| layout.slice(arena, name);
+        let at = array("logits_rows")[logit];
+        let row = (0..plan.num_rows)
+            .find(|&row| array("query_start")[row + 1] > at)
+            .expect("the row of a logit");
+        assert_eq!(
+            at + 1,
+            array("query_start")[row + 1],
+            "samples are drawn from a row's last token"
+        );
+        let reader = array("rows")[row] as usize;
+        let history = (0..array("seq_lens")[row]).map(|position| {
+            let block = self.tables[reader][position as usize / self.block_size];
+            let (token, at) =
+                self.cache[block * self.block_size + position as usize % self.block_size];
+            assert_eq!(at, position, "the cache slot was written for another position");
+            token
+        });
+        let bans: Vec<i32> = (0..plan.num_bans)
+            .filter(|&i| array("ban_logits")[i] as usize == logit)
+            .map(|i| array("ban_tokens")[i])
+            .collect();
+        let slot = array("logits_slots")[logit] as usize;
+        let params = &self.params[slot];
+        let token = model(history, params[7], params[9], &bans);
+        self.last_token[slot] = token;
+        token
+    }
+}
+
+/// One answer: tokens, text, finish and stop reason as in a frame.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) tokens: Vec<i32>,
+    pub(crate) text: String,
+    pub(crate) finish: i32,
+    pub(crate) stop: i32,
+}
+
+/// The answers of a request served alone, by the plain rules.
+pub(crate) fn alone(spec: &RequestSpec, config: &Config, with_text: bool) -> Vec<Answer> {
+    (0..spec.n as i32).map(|sample| alone_one(spec, config, sample, with_text)).collect()
+}
+
+fn alone_one(spec: &RequestSpec, config: &Config, sample: i32, with_text: bool) -> Answer {
+    let mut history: Vec<i32> = spec.prompt.iter().map(|&token| token as i32).collect();
+    let eos = if spec.ignore_eos { &[][..] } else { &config.eos_token_ids };
+    let ends: Vec<i32> =
+        eos.iter().chain(&spec.stop_token_ids).map(|&token| token as i32).collect();
+    let limit = (history.len() + spec.max_tokens).min(config.max_model_len);
+    let mut answer = Answer { stop: i32::MIN, ..Answer::default() };
+    loop {
+        let early = answer.tokens.len() < spec.min_tokens;
+        let token = model(
+            history.iter().copied(),
+            spec.sampling.seed as i32,
+            sample,
+            if early { &ends } else { &[] },
+        );
+        history.push(token);
+        answer.tokens.push(token);
+        let may_stop = answer.tokens.len() > spec.min_tokens;
+        if may_stop && ends.contains(&token) {
+            answer.finish = 1;
+            if spec.stop_token_ids.contains(&(token as u32)) {
+                answer.stop = token;
+            }
+            if !spec.include_stop {
+                break;
+            }
+        }
+        if with_text {
+            answer.text.push((b'a' + (token % 26) as u8) as char);
+        }
+        if answer.finish == 1 {
+            break;
+        }
+        let found =
+            spec.stop.iter().enumerate().filter(|(_, stop)| answer.text.as_bytes().ends_with(stop));
+        let longest = found.max_by_key(|(i, stop)| (stop.len(), std::cmp::Reverse(*i)));
+        if let Some((i, stop)) = longest.filter(|_| may_stop) {
+            (answer.finish, answer.stop) = (1, -1 - i as i32);
+            if !spec.include_stop {
+                answer.text.truncate(answer.text.len() - stop.len());
+            }
+            break;
+        }
+        if history.len() >= limit {
+            answer.finish = 2;
+            break;
+        }
+    }
+    if !with_text {
+        answer.text.clear();
+    }
+    answer
+}
