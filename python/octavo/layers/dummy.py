@@ -58,7 +58,8 @@ class DummyWeights:
 
     def _draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if len(shape) == 2:
-            generator = torch.Generator().manual_seed((self._seed << 32) % (1 << 63) + zlib.crc32(name.encode()))
+            # Torch's generator takes 32 bits of a seed into account.
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed}:{name}".encode()))
             return torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, _DEVIATION, generator=generator)
         fill = torch.zeros if name.endswith(".bias") else torch.ones
         return fill(shape, dtype=torch.float32)

@@ -111,7 +111,8 @@ class ReferenceOperations:
         """As `Operations.rope_and_cache`."""
         spec, count = self.spec, inputs.num_tokens
         heads = qkv[:count].view(count, -1, spec.head_dim)
-        q, k, v = heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+        sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        q, k, v = torch.split(heads, sizes, dim=1)
         angles = cos_sin[inputs.positions[:count].long()].unsqueeze(1)
         k = self._rotate(self._head_norm(k, k_norm), angles)
         q.copy_(self._rotate(self._head_norm(q, q_norm), angles))

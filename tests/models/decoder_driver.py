@@ -1,0 +1,101 @@
+"""Drives a decoder step by step without the core: hand-made plans over shuffled blocks."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from octavo.layers.cpu import CpuOperations
+from octavo.layers.decoder import Decoder
+from octavo.layers.load import load_weights
+from octavo.layers.operations import StepInputs
+from octavo.layers.reference import ReferenceOperations
+from octavo.layers.spec import DecoderSpec
+from octavo.layers.weights import Weights
+
+MAX_TOKENS = 256
+NUM_BLOCKS = 80
+TABLE_STRIDE = 48
+
+
+class DecoderDriver:
+    """Keeps the sequences' blocks; every step gives the logits of every token computed."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        *,
+        backend: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        block_size: int = 16,
+        num_positions: int = 512,
+        num_slots: int = 8,
+    ) -> None:
+        if backend == "cpu":
+            self.operations = CpuOperations(spec, dtype, block_size)
+        else:
+            self.operations = ReferenceOperations(spec, dtype)
+        loaded = load_weights(spec, weights, self.operations, num_positions=num_positions)
+        self.decoder = Decoder(spec, loaded, self.operations, max_tokens=MAX_TOKENS, head_rows=MAX_TOKENS)
+        self.cache = self.operations.kv_cache(NUM_BLOCKS, block_size)
+        self.block_size = block_size
+        self.block_tables = torch.zeros((num_slots, TABLE_STRIDE), dtype=torch.int32)
+        self.lengths = [0] * num_slots
+        self.blocks: list[list[int]] = [[] for _ in range(num_slots)]
+        self._free = list(range(1, NUM_BLOCKS))
+        random.Random(7).shuffle(self._free)
+
+    def share(self, source: int, target: int, num_blocks: int) -> None:
+        """Give a fresh slot the first full blocks of another, as a prefix hit does."""
+        self.blocks[target] = self.blocks[source][:num_blocks]
+        self.lengths[target] = num_blocks * self.block_size
+        assert self.lengths[target] <= self.lengths[source]
+
+    def step(self, work: list[tuple[int, list[int]]]) -> list[torch.Tensor]:
+        """Compute some tokens of some slots.
+
+        Returns:
+            float32 [tokens, vocab_size] of each entry.
+        """
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slot_mapping: list[int] = []
+        query_start = [0]
+        for slot, tokens in work:
+            first = self.lengths[slot]
+            self.lengths[slot] += len(tokens)
+            while len(self.blocks[slot]) * self.block_size < self.lengths[slot]:
+                self.blocks[slot].append(self._free.pop())
+            table = self.blocks[slot]
+            self.block_tables[slot, : len(table)] = torch.tensor(table, dtype=torch.int32)
+            token_ids += tokens
+            for position in range(first, self.lengths[slot]):
+                positions.append(position)
+                block = table[position // self.block_size]
+                slot_mapping.append(block * self.block_size + position % self.block_size)
+            query_start.append(len(token_ids))
+        arrays = {
+            "token_ids": token_ids,
+            "positions": positions,
+            "slot_mapping": slot_mapping,
+            "rows": [slot for slot, _ in work],
+            "seq_lens": [self.lengths[slot] for slot, _ in work],
+            "query_start": query_start,
+        }
+        tensors = {name: torch.tensor(values, dtype=torch.int32) for name, values in arrays.items()}
+        inputs = StepInputs(
+            **{name: self.operations.buffer(tensor) for name, tensor in tensors.items()},
+            block_tables=self.operations.buffer(self.block_tables),
+            table_stride=TABLE_STRIDE,
+            num_tokens=len(token_ids),
+            num_rows=len(work),
+            num_decode_rows=sum(len(tokens) == 1 for _, tokens in work),
+        )
+        self.decoder.forward(inputs, self.cache)
+        logits = self.decoder.compute_logits(torch.arange(len(token_ids), dtype=torch.int32)).clone()
+        return list(logits.split([len(tokens) for _, tokens in work]))
+
+    def alone(self, slot: int, tokens: list[int]) -> torch.Tensor:
+        """A whole prompt in one step of its own; float32 [tokens, vocab_size]."""
+        return self.step([(slot, tokens)])[0]

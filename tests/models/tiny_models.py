@@ -1,0 +1,115 @@
+"""Tiny random models, made by transformers and written as it writes them: the oracle and the files."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from octavo.layers.spec import DecoderSpec
+from octavo.loading.config import load_model_config
+from octavo.loading.resolve import ModelSource
+from octavo.loading.weights import WeightSource, open_weights
+from octavo.models.registry import decoder_spec
+
+VOCAB_SIZE = 199
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 96,
+    "intermediate_size": 144,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "tie_word_embeddings": False,
+}
+
+
+def _rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1000.0, **values}}
+
+
+_LONGROPE = {"short_factor": [1.0 + 0.01 * i for i in range(32)], "long_factor": [1.0 + 0.2 * i for i in range(32)]}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True}),
+    "llama-biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+    "llama-no-groups": ("LlamaConfig", {"num_key_value_heads": 6, "hidden_act": "gelu"}),
+    "llama-one-kv-head": ("LlamaConfig", {"num_key_value_heads": 1, "hidden_act": "gelu_pytorch_tanh"}),
+    "llama-wide-heads": ("LlamaConfig", {"head_dim": 128, "num_attention_heads": 2}),
+    "rope-linear": ("LlamaConfig", _rope("linear", factor=3.0)),
+    "rope-dynamic": ("LlamaConfig", _rope("dynamic", factor=2.0)),
+    "rope-llama3": (
+        "LlamaConfig",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+    ),
+    "rope-yarn": ("LlamaConfig", _rope("yarn", factor=4.0, original_max_position_embeddings=128)),
+    "rope-longrope": (
+        "LlamaConfig",
+        _rope("longrope", factor=8.0, original_max_position_embeddings=64, **_LONGROPE),
+    ),
+    "mistral": ("MistralConfig", {"sliding_window": None}),
+    "mistral-window": ("MistralConfig", {"sliding_window": 24}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen2-windows": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3Config", {}),
+}
+
+
+@dataclasses.dataclass
+class TinyModel:
+    """A model of transformers and the same as Octavo reads it from disk."""
+
+    oracle: Any
+    source: ModelSource
+    spec: DecoderSpec
+    weights: WeightSource
+
+    def expected(self, tokens: list[int]) -> torch.Tensor:
+        """The oracle's logits, float32 [tokens, vocab_size]."""
+        with torch.inference_mode():
+            return self.oracle(torch.tensor([tokens])).logits[0].float()
+
+
+def make_oracle(case: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A random model whose every weight matters: norms and biases differ from ones and zeros."""
+    class_name, changes = CASES[case]
+    config = getattr(transformers, class_name)(**(_SIZES | changes))
+    torch.manual_seed(11)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+    return model.to(dtype).eval()
+
+
+def make_tiny_model(case: str, folder: Path, dtype: torch.dtype = torch.float32) -> TinyModel:
+    """Write a case's model into a folder and read it back."""
+    oracle = make_oracle(case, dtype)
+    oracle.save_pretrained(folder)
+    source = ModelSource("folder", folder, case)
+    return TinyModel(oracle, source, decoder_spec(load_model_config(source)), open_weights(source))
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    """Token ids of a made-up prompt."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB_SIZE, (count,), generator=generator).tolist()

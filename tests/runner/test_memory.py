@@ -1,0 +1,169 @@
+"""The memory plan: its sums, what it lowers and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError, NotEnoughMemory
+from octavo.layers.spec import DecoderSpec, RotarySpec
+from octavo.runner.host import free_memory
+from octavo.runner.memory import MemoryPlan, head_rows, plan_memory
+
+MIB, GIB = 1 << 20, 1 << 30
+
+# The shape of SmolLM2-135M.
+SPEC = DecoderSpec(
+    architecture="LlamaForCausalLM",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    norm_eps=1e-5,
+    rotary=RotarySpec(dim=64, max_position=8192),
+    windows=(0,) * 30,
+    attention_scale=0.125,
+    tied_embeddings=True,
+)
+
+
+def plan(free: int = 16 * GIB, **changes: Any) -> MemoryPlan:
+    config = EngineConfig(model="m", **changes)
+    return plan_memory(config, SPEC, name="m", dtype="bfloat16", free_bytes=free)
+
+
+def test_sums() -> None:
+    made = plan()
+    # 134,515,008 parameters, as the model's makers count them, and the rotary table.
+    assert made.weights_bytes == 2 * 134_515_008 + 8192 * 64 * 4
+    assert made.block_bytes == 16 * 30 * 2 * 3 * 64 * 2
+    assert made.num_blocks == GIB // made.block_bytes
+    assert made.kv_bytes <= GIB < made.kv_bytes + made.block_bytes
+    parts = made.host_bytes + made.weights_bytes + made.workspace_bytes + made.state_bytes + made.kv_bytes
+    assert made.total_bytes == parts
+    assert made.max_model_len == 8192
+
+
+def test_cache_is_no_larger_than_all_sequences_can_fill() -> None:
+    made = plan(max_model_len=100, max_num_seqs=4)
+    assert made.num_blocks == 4 * 7 + 1
+
+
+def test_length_is_lowered_to_what_fits() -> None:
+    made = plan(kv_cache_memory=40 * MIB)
+    assert made.max_model_len == (made.num_blocks - 1) * 16
+    assert made.max_model_len < made.model_len_limit == 8192
+    assert "(the model allows 8,192)" in made.render()
+
+
+def test_an_explicit_length_is_never_lowered() -> None:
+    with pytest.raises(NotEnoughMemory, match=r"max_model_len 8000 needs 501 blocks, and there is room for 113 of"):
+        plan(kv_cache_memory=40 * MIB, max_model_len=8000)
+
+
+def test_an_explicit_length_may_take_more_than_the_default_cache() -> None:
+    config = EngineConfig(model="m", max_model_len=100_000)
+    long = RotarySpec(dim=64, max_position=131072)
+    import dataclasses
+
+    spec = dataclasses.replace(SPEC, rotary=long)
+    made = plan_memory(config, spec, name="m", dtype="bfloat16", free_bytes=16 * GIB)
+    assert made.kv_bytes > GIB
+    assert made.num_blocks == 6251
+
+
+def test_overrides() -> None:
+    assert plan(num_blocks=77).num_blocks == 77
+    assert plan(kv_cache_memory=64 * MIB).kv_bytes <= 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_blocks": 1}, r"num_blocks 1 is 1 blocks of 360\.0 KiB; two are the least"),
+        ({"kv_cache_memory": 1000}, r"kv_cache_memory 1000 B is 0 blocks"),
+        ({"num_blocks": 1_000_000}, r"num_blocks 1000000 asks for 343\.3 GiB of KV cache, and there is room for"),
+        ({"kv_cache_memory": 64 * GIB}, r"kv_cache_memory 64\.0 GiB asks for 64\.0 GiB"),
+    ],
+)
+def test_impossible_overrides_are_refused_with_the_figures(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(NotEnoughMemory, match=message):
+        plan(**changes)
+
+
+def test_no_room_for_one_block() -> None:
+    with pytest.raises(NotEnoughMemory, match=r"not even one block of KV cache fits.*weights take 258\.6 MiB"):
+        plan(free=400 * MIB)
+
+
+def test_lengths_beyond_the_model_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len: 8193 is more than the 8192 positions that m knows"):
+        plan(max_model_len=8193)
+
+
+def test_share_of_free_memory() -> None:
+    assert plan(gpu_memory_utilization=0.5).usable_bytes == 8 * GIB
+
+
+@pytest.mark.parametrize(("vocab_size", "rows"), [(32, 128), (49152, 128), (128256, 65), (1_000_000, 16)])
+def test_logits_stay_bounded(vocab_size: int, rows: int) -> None:
+    assert head_rows(vocab_size, 128) == rows
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMINFO = "MemTotal: 9000000 kB\nMemFree: 1 kB\nMemAvailable: 8000000 kB\n"
+
+
+def test_free_memory_without_groups(tmp_path: Path) -> None:
+    assert free_memory(write(tmp_path, {"proc/meminfo": MEMINFO})) == 8_000_000 * 1024
+
+
+def test_free_memory_under_the_limit_of_a_parent_group(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "0::/a/b\n",
+        "sys/fs/cgroup/a/b/memory.max": "max\n",
+        "sys/fs/cgroup/a/b/memory.current": "5\n",
+        "sys/fs/cgroup/a/memory.max": "1000000\n",
+        "sys/fs/cgroup/a/memory.current": "900000\n",
+        "sys/fs/cgroup/a/memory.stat": "anon 1\ninactive_file 50000\n",
+    }
+    assert free_memory(write(tmp_path, files)) == 150_000
+
+
+def test_free_memory_inside_a_container(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "0::/not/visible/here\n",
+        "sys/fs/cgroup/memory.max": "1000000\n",
+        "sys/fs/cgroup/memory.current": "400000\n",
+    }
+    assert free_memory(write(tmp_path, files)) == 600_000
+
+
+def test_free_memory_under_an_old_style_group(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "5:cpu:/x\n4:memory:/x\n",
+        "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "700000\n",
+        "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "100000\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "900000\n",
+    }
+    assert free_memory(write(tmp_path, files)) == 600_000
+
+
+def test_free_memory_here_is_sane() -> None:
+    assert 0 < free_memory() < 1 << 50
