@@ -99,7 +99,9 @@ class CpuOperations:
         """As `Operations.add_norm`."""
         _core.cpu_rms_norm(x, weight, out, rows, self._hidden_size, self._eps, self._dtype_name, residual=residual)
 
-    def rope_and_cache(self, qkv: int, cache: int, cos_sin: int, q_norm: int, k_norm: int, inputs: StepInputs) -> None:
+    def rope_and_cache(
+        self, qkv: int, cache: int, cos_sin: int, q_norm: int | None, k_norm: int | None, inputs: StepInputs
+    ) -> None:
         """As `Operations.rope_and_cache`."""
         rotary = self.spec.rotary
         _core.cpu_rope_and_cache(
@@ -114,8 +116,8 @@ class CpuOperations:
             self._block_size,
             self._dtype_name,
             interleaved=rotary.interleaved,
-            q_norm=q_norm,
-            k_norm=k_norm,
+            q_norm=q_norm or 0,
+            k_norm=k_norm or 0,
             eps=self._eps,
         )
 

@@ -14,7 +14,7 @@ __all__ = ["Decoder", "DecoderLayer", "DecoderWeights"]
 
 @dataclasses.dataclass(slots=True)
 class DecoderLayer:
-    """One block's weights on the device; norms are float32 buffers, `q_norm` and `k_norm` 0 where there are none."""
+    """One block's weights on the device; norms are float32 buffers, `q_norm` and `k_norm` None where there are none."""
 
     attention_norm: Buffer
     qkv: Linear

@@ -61,8 +61,8 @@ def load_weights(
         layer = DecoderLayer(
             attention_norm=vector(name(names.attention_norm)),
             qkv=operations.linear(weights, [name(names.q), name(names.k), name(names.v)], bias=spec.qkv_bias),
-            q_norm=vector(name(names.q_norm)) if spec.qk_norm else 0,
-            k_norm=vector(name(names.k_norm)) if spec.qk_norm else 0,
+            q_norm=vector(name(names.q_norm)) if spec.qk_norm else None,
+            k_norm=vector(name(names.k_norm)) if spec.qk_norm else None,
             o=operations.linear(weights, [name(names.o)], bias=spec.output_bias),
             mlp_norm=vector(name(names.mlp_norm)),
             gate_up=operations.linear(weights, [name(names.gate), name(names.up)], bias=spec.mlp_bias),

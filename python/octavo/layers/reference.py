@@ -1,7 +1,4 @@
-"""The decoder's operations in plain torch: slow, short and plain to see; what the kernels are held against.
-
-Everything is computed in float32 and rounded to the model's dtype where a kernel would store it.
-"""
+"""The decoder's operations in plain torch: slow, short and plain to see; what the kernels are held against."""
 
 from __future__ import annotations
 
@@ -9,13 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from octavo.kernels import reference
 from octavo.layers.operations import StepInputs
 from octavo.layers.spec import DecoderSpec
 from octavo.layers.weights import Weights
 
 __all__ = ["ReferenceKvCache", "ReferenceLinear", "ReferenceOperations"]
-
-_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 class ReferenceLinear:
@@ -90,69 +86,61 @@ class ReferenceOperations:
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int) -> None:
         """As `Operations.norm`."""
-        out[:rows] = self._rms_norm(x[:rows].float(), weight)
+        out[:rows] = reference.rms_norm(x[:rows], weight, self.spec.norm_eps)[0]
 
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int
     ) -> None:
         """As `Operations.add_norm`."""
-        residual[:rows] = residual[:rows].float() + x[:rows].float()
-        self.norm(residual, weight, out, rows)
+        normed, total = reference.rms_norm(x[:rows], weight, self.spec.norm_eps, residual[:rows])
+        assert total is not None
+        out[:rows] = normed
+        residual[:rows] = total
 
     def rope_and_cache(
         self,
         qkv: torch.Tensor,
         cache: torch.Tensor,
         cos_sin: torch.Tensor,
-        q_norm: torch.Tensor | int,
-        k_norm: torch.Tensor | int,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
         inputs: StepInputs,
     ) -> None:
         """As `Operations.rope_and_cache`."""
-        spec, count = self.spec, inputs.num_tokens
-        heads = qkv[:count].view(count, -1, spec.head_dim)
-        sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-        q, k, v = torch.split(heads, sizes, dim=1)
-        angles = cos_sin[inputs.positions[:count].long()].unsqueeze(1)
-        k = self._rotate(self._head_norm(k, k_norm), angles)
-        q.copy_(self._rotate(self._head_norm(q, q_norm), angles))
-        slots = inputs.slot_mapping[:count].long()
-        block_size = cache.shape[3]
-        blocks, offsets = slots // block_size, slots % block_size
-        cache[blocks, 0, :, offsets] = k.to(cache.dtype)
-        cache[blocks, 1, :, offsets] = v
+        count = inputs.num_tokens
+        reference.rope_and_cache(
+            qkv[:count],
+            cache,
+            inputs.positions[:count],
+            inputs.slot_mapping[:count],
+            cos_sin,
+            self.spec.num_heads,
+            interleaved=self.spec.rotary.interleaved,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=self.spec.norm_eps,
+        )
 
     def attention(
         self, qkv: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, window: int, inputs: StepInputs
     ) -> None:
         """As `Operations.attention`."""
-        spec = self.spec
-        for row in range(inputs.num_rows):
-            start, stop = inputs.query_start[row : row + 2].tolist()
-            length = int(inputs.seq_lens[row])
-            table = inputs.block_tables[int(inputs.rows[row])]
-            blocks = table[: -(-length // cache.shape[3])].long()
-            keys, values = cache[blocks].float().permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :length]
-            q = qkv[start:stop, : spec.q_size].float().view(stop - start, spec.num_kv_heads, -1, spec.head_dim)
-            scores = torch.einsum("qhgd,hkd->hgqk", q, keys) * spec.attention_scale
-            if spec.attention_softcap:
-                scores = spec.attention_softcap * torch.tanh(scores / spec.attention_softcap)
-            distance = torch.arange(length - (stop - start), length).unsqueeze(1) - torch.arange(length)
-            hidden = distance < 0
-            if window:
-                hidden |= distance >= window
-            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-            out[start:stop] = torch.einsum("hgqk,hkd->qhgd", weights, values).flatten(1)
+        spec, count, rows = self.spec, inputs.num_tokens, inputs.num_rows
+        out[:count] = reference.attention(
+            qkv[:count, : spec.q_size].reshape(count, spec.num_heads, spec.head_dim),
+            cache,
+            inputs.block_tables,
+            inputs.rows[:rows],
+            inputs.query_start[: rows + 1],
+            inputs.seq_lens[:rows],
+            spec.attention_scale,
+            window=window,
+            softcap=spec.attention_softcap,
+        ).flatten(1)
 
     def act_and_mul(self, gate_up: torch.Tensor, out: torch.Tensor, rows: int) -> None:
         """As `Operations.act_and_mul`."""
-        gate, up = gate_up[:rows].float().chunk(2, dim=1)
-        functional = torch.nn.functional
-        activation = self.spec.activation
-        if activation == "silu":
-            out[:rows] = functional.silu(gate) * up
-        else:
-            out[:rows] = functional.gelu(gate, approximate=_APPROXIMATIONS[activation]) * up
+        out[:rows] = reference.act_and_mul(gate_up[:rows], self.spec.activation)
 
     def scale(self, x: torch.Tensor, factor: float) -> None:
         """As `Operations.scale`."""
@@ -165,21 +153,3 @@ class ReferenceOperations:
     def gather(self, x: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> None:
         """As `Operations.gather`."""
         out.copy_(x[indices.long()])
-
-    def _rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.spec.norm_eps) * weight
-
-    def _head_norm(self, x: torch.Tensor, weight: torch.Tensor | int) -> torch.Tensor:
-        return x.float() if isinstance(weight, int) else self._rms_norm(x.float(), weight)
-
-    def _rotate(self, x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-        rotary = self.spec.rotary
-        turned, kept = x[..., : rotary.dim], x[..., rotary.dim :]
-        cos, sin = cos_sin.chunk(2, dim=-1)
-        if rotary.interleaved:
-            left, right = turned[..., 0::2], turned[..., 1::2]
-        else:
-            left, right = turned.chunk(2, dim=-1)
-        pair = (left * cos - right * sin, right * cos + left * sin)
-        joined = torch.stack(pair, dim=-1).flatten(-2) if rotary.interleaved else torch.cat(pair, dim=-1)
-        return torch.cat((joined, kept), dim=-1)
