@@ -9,6 +9,7 @@ pub mod linear;
 pub mod math;
 pub mod norm;
 pub mod pool;
+pub mod sample;
 mod shared;
 mod topology;
 
