@@ -23,9 +23,7 @@ def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
     return weight[token_ids.long()]
 
 
-def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """RMS norm of x [rows, n] in float32, times weight float32[n].
 
     Returns:
@@ -195,9 +193,7 @@ def gumbel(bits: Tensor) -> Tensor:
     return (-torch.log(-torch.log(uniform))).float()
 
 
-def apply_penalties(
-    logits: Tensor, counts: Tensor, repetition: float, presence: float, frequency: float
-) -> Tensor:
+def apply_penalties(logits: Tensor, counts: Tensor, repetition: float, presence: float, frequency: float) -> Tensor:
     """Penalized logits [V] of one row.
 
     counts int32[V]: output count of each token, bit 30 set where the prompt holds it. Repetition divides (or, below 0,

@@ -53,9 +53,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 
 def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
     out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    _core.cpu_act_and_mul(
-        gate_up.data_ptr(), out.data_ptr(), *out.shape, activation, NAMES[gate_up.dtype]
-    )
+    _core.cpu_act_and_mul(gate_up.data_ptr(), out.data_ptr(), *out.shape, activation, NAMES[gate_up.dtype])
     return out
 
 

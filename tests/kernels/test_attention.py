@@ -22,9 +22,7 @@ def exact(paged: Paged, parts: list[tuple[int, int, int]], scale: float, **optio
     qkv, rows, query_start, seq_lens = paged.rows(parts)
     head_dim = paged.natural.shape[-1]
     q = qkv[:, : paged.num_heads * head_dim].reshape(len(qkv), paged.num_heads, head_dim)
-    return reference.attention(
-        q, paged.natural, paged.block_tables, rows, query_start, seq_lens, scale, **options
-    )
+    return reference.attention(q, paged.natural, paged.block_tables, rows, query_start, seq_lens, scale, **options)
 
 
 def torch_error(paged: Paged, exactly: Tensor, scale: float) -> float:
@@ -106,10 +104,7 @@ def test_a_query_has_one_result(isa: str, dtype: torch.dtype, window: int) -> No
             with threads(1):
                 assert paged.attention([(s, 0, n)], scale, window=window).equal(expected)
             for chunk in (7, 16, 64):
-                steps = [
-                    paged.attention([(s, i, min(i + chunk, n))], scale, window=window)
-                    for i in range(0, n, chunk)
-                ]
+                steps = [paged.attention([(s, i, min(i + chunk, n))], scale, window=window) for i in range(0, n, chunk)]
                 assert torch.cat(steps).equal(expected)
             for position in {0, n // 3, n - 1}:
                 decode = paged.attention([(s, position, position + 1)], scale, window=window)
