@@ -10,7 +10,6 @@ from octavo.engine.outputs import OutputDelta, TokenLogprobs
 from octavo.errors import ContextLengthExceeded, EngineDead, InvalidRequest
 from octavo.runner.interface import ModelInfo
 from octavo.sampling_params import SamplingParams
-from octavo.text.token_bytes import TokenBytes
 
 # Latin, accents, an emoji of four bytes, CJK: a character a token.
 REPLY = "Hello, wörld! 🎉 数据 and more. "
@@ -34,10 +33,8 @@ class FakeTokenizer:
         text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
         return text + ("<assistant>" if arguments.get("add_generation_prompt", True) else "")
 
-    def token_bytes(self, vocab_size: int = 0) -> TokenBytes:
-        # Surrogates are no characters.
-        tokens = [b"" if token < 2 else chr(token).encode("utf-8", "replace") for token in range(VOCAB_SIZE)]
-        return TokenBytes(tokens, bytes(VOCAB_SIZE), False)
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id < 2 else chr(token_id).encode("utf-8", "replace")
 
 
 class FakeEngine:

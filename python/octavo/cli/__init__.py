@@ -1,1 +1,65 @@
 """The command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit.
+
+    A user's mistake is one line on standard error and exit code 1, or 2 where the command line itself is wrong;
+    OCTAVO_DEBUG=1 shows the traceback.
+
+    Args:
+        arguments: without the program's name; those of the process when None.
+    """
+    sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _run(arguments: list[str]) -> int:
+    from octavo.cli.app import app
+    from octavo.errors import OctavoError
+
+    try:
+        code = app(arguments, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        # Whoever read our output has gone; nothing may be flushed to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except OctavoError as error:
+        if _debugging():
+            raise
+        return _complain(str(error), 1)
+    except Exception as error:
+        # typer's own errors come from click, or from its copy of it.
+        format_message = getattr(error, "format_message", None)
+        if format_message is not None:
+            return _complain(format_message(), getattr(error, "exit_code", _USAGE))
+        if type(error).__name__ == "Abort":
+            return 130
+        if _debugging():
+            raise
+        if isinstance(error, OSError):
+            return _complain(str(error), 1)
+        return _complain(f"{type(error).__name__}: {error} (a fault of Octavo; OCTAVO_DEBUG=1 shows where)", 1)
+
+
+def _debugging() -> bool:
+    return os.environ.get("OCTAVO_DEBUG", "") not in ("", "0")
+
+
+def _complain(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    print(f"error: {line}", file=sys.stderr)  # noqa: T201
+    return code

@@ -50,15 +50,13 @@ async def chat_completions(state: ServerState, body: bytes, reply: Reply, reques
         continue_final_message=bool(request.continue_final_message),
         **_template_variables(request),
     )
-    if request.logprobs:
-        await served.load_token_bytes("logprobs")
+    to_logprobs = await _logprobs(served, request)
     record = RequestRecord(state.metrics, served.name, len(prompt), 1)
     answer_id = f"chatcmpl-{request_id}"
     if request.stream:
-        await _stream(served, request, prompt, params, record, reply, answer_id)
+        await _stream(served, request, prompt, params, record, reply, answer_id, to_logprobs)
         return
     answers = await collect(served, [prompt], params, record)
-    to_logprobs = _logprobs(served, request)
     await reply.json(
         {
             "id": answer_id,
@@ -83,15 +81,19 @@ def _template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
     return {key: value for key, value in (request.chat_template_kwargs or {}).items() if key not in _RESERVED}
 
 
-def _logprobs(served: ServedModel, request: ChatCompletionRequest) -> ChatLogprobs:
-    return ChatLogprobs(served.token_bytes, bool(request.return_tokens_as_token_ids))
+async def _logprobs(served: ServedModel, request: ChatCompletionRequest) -> ChatLogprobs | None:
+    if not request.logprobs:
+        return None
+    return ChatLogprobs(await served.token_bytes("logprobs"), bool(request.return_tokens_as_token_ids))
 
 
-def _choice(index: int, answer: Answer, request: ChatCompletionRequest, to_logprobs: ChatLogprobs) -> dict[str, Any]:
+def _choice(
+    index: int, answer: Answer, request: ChatCompletionRequest, to_logprobs: ChatLogprobs | None
+) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": index,
         "message": {"role": "assistant", "content": answer.text, "refusal": None},
-        "logprobs": to_logprobs(answer.logprobs) if request.logprobs else None,
+        "logprobs": to_logprobs(answer.logprobs) if to_logprobs else None,
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
     }
@@ -108,9 +110,9 @@ async def _stream(
     record: RequestRecord,
     reply: Reply,
     answer_id: str,
+    to_logprobs: ChatLogprobs | None,
 ) -> None:
     writer = ChunkWriter(answer_id, "chat.completion.chunk", served.name)
-    to_logprobs = _logprobs(served, request)
 
     def usage_now() -> dict[str, Any]:
         return usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
@@ -119,7 +121,7 @@ async def _stream(
         return writer.chunk([choice], usage_now() if request.continuous_usage else None)
 
     def event(choice: int, delta: OutputDelta) -> bytes:
-        extra = request.logprobs or request.return_token_ids
+        extra = to_logprobs or request.return_token_ids
         if not (delta.text or delta.finish_reason or (extra and delta.token_ids)):
             return b""
         if not extra and not delta.finish_reason and not request.continuous_usage:
@@ -127,7 +129,7 @@ async def _stream(
         shape: dict[str, Any] = {
             "index": choice,
             "delta": {"content": delta.text},
-            "logprobs": to_logprobs(delta.logprobs) if request.logprobs and delta.logprobs else None,
+            "logprobs": to_logprobs(delta.logprobs) if to_logprobs and delta.logprobs else None,
             "finish_reason": delta.finish_reason,
         }
         if delta.finish_reason:

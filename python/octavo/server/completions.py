@@ -43,12 +43,10 @@ async def completions(state: ServerState, body: bytes, reply: Reply, request_id:
         await served.tokenize(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
         for prompt in given
     ]
-    if request.logprobs is not None:
-        await served.load_token_bytes("logprobs")
     echoes = [await _echo(served, prompt) for prompt in given] if request.echo else [""] * len(given)
     record = RequestRecord(state.metrics, served.name, sum(map(len, prompts)), len(prompts))
     answer_id = f"cmpl-{request_id}"
-    to_logprobs = [_logprobs(served, request) for _ in range(len(prompts) * params.n)]
+    to_logprobs = await _logprobs(served, request, len(prompts) * params.n)
     if request.stream:
         await _stream(served, request, prompts, echoes, params, record, reply, answer_id, to_logprobs)
         return
@@ -60,7 +58,7 @@ async def completions(state: ServerState, body: bytes, reply: Reply, request_id:
             "created": int(time.time()),
             "model": served.name,
             "choices": [
-                _choice(index, answer, echoes[index // params.n], request, to_logprobs[index])
+                _choice(index, answer, echoes[index // params.n], request, to_logprobs)
                 for index, answer in enumerate(answers)
             ],
             "service_tier": None,
@@ -73,21 +71,24 @@ async def completions(state: ServerState, body: bytes, reply: Reply, request_id:
 async def _echo(served: ServedModel, prompt: str | list[int]) -> str:
     if isinstance(prompt, str):
         return prompt
-    await served.load_token_bytes("echo")
-    return b"".join(map(served.token_bytes, prompt)).decode("utf-8", "replace")
+    return b"".join(map(await served.token_bytes("echo"), prompt)).decode("utf-8", "replace")
 
 
-def _logprobs(served: ServedModel, request: CompletionRequest) -> CompletionLogprobs:
-    return CompletionLogprobs(served.token_bytes, bool(request.return_tokens_as_token_ids))
+async def _logprobs(served: ServedModel, request: CompletionRequest, count: int) -> list[CompletionLogprobs]:
+    """One an answer, as each counts its own offsets; none when none are asked for."""
+    if request.logprobs is None:
+        return []
+    token_bytes, as_ids = await served.token_bytes("logprobs"), bool(request.return_tokens_as_token_ids)
+    return [CompletionLogprobs(token_bytes, as_ids) for _ in range(count)]
 
 
 def _choice(
-    index: int, answer: Answer, echo: str, request: CompletionRequest, to_logprobs: CompletionLogprobs
+    index: int, answer: Answer, echo: str, request: CompletionRequest, to_logprobs: list[CompletionLogprobs]
 ) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": index,
         "text": echo + answer.text,
-        "logprobs": to_logprobs(answer.logprobs) if request.logprobs is not None else None,
+        "logprobs": to_logprobs[index](answer.logprobs) if to_logprobs else None,
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
     }
@@ -108,8 +109,7 @@ async def _stream(
     to_logprobs: list[CompletionLogprobs],
 ) -> None:
     writer = ChunkWriter(answer_id, "text_completion", served.name)
-    wants_logprobs = request.logprobs is not None
-    extra = wants_logprobs or request.return_token_ids
+    extra = to_logprobs or request.return_token_ids
     pending = [echoes[index // params.n] for index in range(len(prompts) * params.n)]
 
     def usage_now() -> dict[str, Any]:
@@ -125,7 +125,7 @@ async def _stream(
         shape: dict[str, Any] = {
             "index": choice,
             "text": text,
-            "logprobs": to_logprobs[choice](delta.logprobs) if wants_logprobs and delta.logprobs else None,
+            "logprobs": to_logprobs[choice](delta.logprobs) if to_logprobs and delta.logprobs else None,
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }

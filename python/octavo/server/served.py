@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,7 +64,6 @@ class ServedModel:
         self.engine = engine
         self.names = tuple(names) or (str(engine.model.name),)
         self.created = int(time.time())
-        self._token_bytes: list[bytes] | None = None
 
     @property
     def name(self) -> str:
@@ -127,17 +126,16 @@ class ServedModel:
 
         return await asyncio.get_running_loop().run_in_executor(_text_threads, work)
 
-    async def load_token_bytes(self, field: str) -> None:
-        """Prepare `token_bytes`, in a thread; quick when that was done before."""
-        if self._token_bytes is None:
-            tokenizer, size = self.tokenizer(field), int(self.engine.model.vocab_size)
-            loop = asyncio.get_running_loop()
-            self._token_bytes = await loop.run_in_executor(_text_threads, lambda: tokenizer.token_bytes(size).tokens)
+    async def token_bytes(self, field: str) -> Callable[[int], bytes]:
+        """What gives the bytes of a token: none for an id the tokenizer does not know.
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, after `load_token_bytes`; none for an id the tokenizer does not know."""
-        assert self._token_bytes is not None
-        return self._token_bytes[token_id] if 0 <= token_id < len(self._token_bytes) else b""
+        Raises:
+            InvalidRequest: the model has no tokenizer.
+        """
+        of_token = self.tokenizer(field).token_bytes
+        # The first call works through the whole vocabulary.
+        await asyncio.get_running_loop().run_in_executor(_text_threads, of_token, 0)
+        return of_token
 
 
 def _cut_after(text: str, final: str) -> str:

@@ -1,0 +1,72 @@
+"""Many requests at once: `offline`, `shared`, `short`, W1 and W3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from octavo.bench import workloads
+from octavo.bench.command import BenchOptions, Results
+from octavo.bench.offline_engine import OfflineEngine, offline_engine
+from octavo.bench.workloads import Request
+from octavo.config import EngineConfig
+
+__all__ = ["demo_offline", "demo_shared", "offline", "shared", "short"]
+
+
+def offline(config: EngineConfig, options: BenchOptions) -> Results:
+    """`output_tok_s`, `total_tok_s`, `seconds`."""
+    return _tokens(config, options, workloads.offline)
+
+
+def demo_offline(config: EngineConfig, options: BenchOptions) -> Results:
+    """As `offline`, for W1."""
+    return _tokens(config, options, lambda repeat: workloads.demo("W1", repeat))
+
+
+def demo_shared(config: EngineConfig, options: BenchOptions) -> Results:
+    """As `offline`, for W3: its prefix is computed within the time."""
+    return _tokens(config, options, lambda repeat: workloads.demo("W3", repeat))
+
+
+def shared(config: EngineConfig, options: BenchOptions) -> Results:
+    """As `offline`; the prefix is computed once before the time begins."""
+
+    def prepare(engine: OfflineEngine, repeat: int) -> Sequence[Request]:
+        prefix, requests = workloads.shared(repeat)
+        engine.seconds([(prefix, 1)])
+        return requests
+
+    return _measure(config, options, prepare, per_request=False)
+
+
+def short(config: EngineConfig, options: BenchOptions) -> Results:
+    """`requests_s`, `output_tok_s`."""
+    return _measure(config, options, lambda engine, repeat: workloads.short(repeat), per_request=True)
+
+
+def _tokens(config: EngineConfig, options: BenchOptions, draw: Callable[[int], Sequence[Request]]) -> Results:
+    return _measure(config, options, lambda engine, repeat: draw(repeat), per_request=False)
+
+
+def _measure(
+    config: EngineConfig,
+    options: BenchOptions,
+    prepare: Callable[[OfflineEngine, int], Sequence[Request]],
+    *,
+    per_request: bool,
+) -> Results:
+    times = []
+    with offline_engine(config) as engine:
+        for repeat in range(options.runs):
+            requests = prepare(engine, repeat)
+            times.append(engine.seconds(requests))
+    # Lengths are the same in every repeat.
+    seconds = median(times)
+    output = sum(asked for _, asked in requests)
+    total = output + sum(len(prompt) for prompt, _ in requests)
+    if per_request:
+        figures = {"requests_s": len(requests) / seconds, "output_tok_s": output / seconds}
+    else:
+        figures = {"output_tok_s": output / seconds, "total_tok_s": total / seconds, "seconds": seconds}
+    return [{**{name: round(value, 3) for name, value in figures.items()}, "runs": options.runs}]

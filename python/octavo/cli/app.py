@@ -1,0 +1,186 @@
+"""The commands and their options; what they do is imported when they run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from octavo.cli.options import engine_options
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="octavo",
+    help="Serve and run large language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich doubles the time of --help
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[str, typer.Argument(help="`demo`, a folder, a .gguf file or a Hugging Face repository.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Output tokens, at most.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="0 takes the likeliest token.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens that make up this share.")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens.")]
+SamplingSeed = Annotated[int | None, typer.Option("--sampling-seed", help="Makes the answer reproducible.")]
+System = Annotated[str | None, typer.Option("--system", help="The system message.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from octavo._core import __version__
+
+        typer.echo(f"octavo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@engine_options
+def serve(
+    model: Model,
+    config: EngineConfig,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8000,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option("--served-model-name", help="Name in the API; several times for several names."),
+    ] = None,
+    shutdown_timeout: Annotated[
+        float, typer.Option("--shutdown-timeout", min=0, help="Seconds that running answers get at the end.")
+    ] = 5.0,
+    uvicorn_log_level: Annotated[
+        str, typer.Option("--uvicorn-log-level", help="critical, error, warning, info, debug or trace.")
+    ] = "warning",
+) -> None:
+    """Serve a model over the OpenAI API."""
+    from octavo.cli.serve import serve_command
+
+    serve_command(config, host, port, shutdown_timeout, uvicorn_log_level)
+
+
+@app.command()
+@engine_options
+def run(
+    model: Model,
+    config: EngineConfig,
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    raw: Annotated[bool, typer.Option("--raw", help="Complete the text as it is, without the chat template.")] = False,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    sampling_seed: SamplingSeed = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="Text that ends the answer; may be repeated.")
+    ] = None,
+) -> None:
+    """Answer one prompt on standard output, as it is generated."""
+    from octavo.cli.run import run_command
+
+    sampling = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": sampling_seed,
+        "stop": stop,
+    }
+    run_command(config, prompt, raw, system, sampling)
+
+
+@app.command()
+@engine_options
+def chat(
+    model: Model,
+    config: EngineConfig,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    sampling_seed: SamplingSeed = None,
+) -> None:
+    """Chat in the terminal; /help there lists what else it understands."""
+    from octavo.cli.chat import chat_command
+
+    sampling = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": sampling_seed,
+    }
+    chat_command(config, system, sampling)
+
+
+@app.command()
+@engine_options
+def plan(
+    model: Model,
+    config: EngineConfig,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show what memory a model would take, before loading it."""
+    from octavo.cli.plan import plan_command
+
+    plan_command(config, json)
+
+
+@app.command()
+@engine_options
+def bench(
+    name: Annotated[str, typer.Argument(help="The workload; `octavo bench list` names them.")],
+    config: EngineConfig,
+    model: Annotated[str, typer.Option("--model", help="As for `serve`.")] = "demo",
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Repeats; the medians are reported.")] = 3,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object and nothing else.")] = False,
+    plot: Annotated[str | None, typer.Option("--plot", help="Draw the results into this PNG file.")] = None,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option("--concurrency", min=1, help="serve: streaming clients at once; may be repeated."),
+    ] = None,
+    request_rate: Annotated[
+        list[float] | None,
+        typer.Option("--request-rate", help="serve: requests a second, Poisson; may be repeated."),
+    ] = None,
+    num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="serve: requests of one run.")] = None,
+    base_url: Annotated[
+        str | None, typer.Option("--base-url", help="serve: an endpoint that runs already, such as http://host:8000.")
+    ] = None,
+    ttft_slo_ms: Annotated[
+        float | None, typer.Option("--ttft-slo-ms", min=0, help="serve: goodput counts requests within it.")
+    ] = None,
+    tpot_slo_ms: Annotated[
+        float | None, typer.Option("--tpot-slo-ms", min=0, help="serve: goodput counts requests within it.")
+    ] = None,
+    batch: Annotated[list[int] | None, typer.Option("--batch", min=1, help="latency: batch; may be repeated.")] = None,
+) -> None:
+    """Measure a standard workload."""
+    from octavo.bench.command import BenchOptions, bench_command
+
+    options = BenchOptions(
+        runs=runs,
+        concurrency=tuple(concurrency or ()),
+        request_rate=tuple(request_rate or ()),
+        num_prompts=num_prompts,
+        base_url=base_url,
+        batch=tuple(batch or ()),
+        ttft_slo_ms=ttft_slo_ms,
+        tpot_slo_ms=tpot_slo_ms,
+    )
+    bench_command(name, config, options, json=json, plot=plot)

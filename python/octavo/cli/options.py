@@ -1,0 +1,130 @@
+"""The engine's settings as command line options, under vLLM's names, once for every command."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+
+__all__ = ["config_arguments", "engine_options", "parse_bytes"]
+
+_PANEL = "Engine"
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def _option(kind: Any, default: Any, *names: str, text: str) -> inspect.Parameter:
+    return inspect.Parameter(
+        names[0].split("/")[0].lstrip("-").replace("-", "_"),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, typer.Option(*names, help=text, rich_help_panel=_PANEL)],
+    )
+
+
+_OPTIONS = (
+    _option(str | None, None, "--tokenizer", text="Folder, file or repository of the tokenizer."),
+    _option(str, "auto", "--dtype", text="auto, bfloat16, float16 or float32."),
+    _option(str, "auto", "--device", text="auto, cpu or cuda."),
+    _option(str, "auto", "--load-format", text="auto, or dummy: random weights from a config.json alone."),
+    _option(int | None, None, "--max-model-len", text="Tokens of prompt and output together."),
+    _option(int, 256, "--max-num-seqs", text="Sequences that run at once."),
+    _option(int, 2048, "--max-num-batched-tokens", text="Tokens computed in one step, at most."),
+    _option(int, 16, "--block-size", text="Tokens a KV block; a multiple of 16."),
+    _option(int | None, None, "--num-gpu-blocks-override", text="Blocks of the KV cache; planned when left out."),
+    _option(float, 0.9, "--gpu-memory-utilization", text="Share of the device's free memory to take."),
+    _option(
+        str | None, None, "--kv-cache-memory", text="Of the KV cache: bytes, or such as 512MiB; overrides the share."
+    ),
+    _option(str, "fcfs", "--scheduling-policy", text="fcfs or priority."),
+    _option(
+        bool,
+        True,
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        text="Reuse the blocks of equal prefixes.",
+    ),
+    _option(int, 0, "--seed", text="Of the sampling of requests that name none."),
+    _option(int | None, None, "--num-threads", text="CPU threads; the physical cores when left out."),
+    _option(bool, False, "--trust-remote-code", text="Refused: Octavo never runs code from model files."),
+)
+_CONFIG_NAMES = {"num_gpu_blocks_override": "num_blocks"}
+
+
+def parse_bytes(text: str, field: str) -> int:
+    """Bytes from `1073741824`, `512MiB` or `2GB`.
+
+    Raises:
+        ConfigError: naming `field`.
+    """
+    number = text.strip().lower().removesuffix("b")
+    unit = number.lstrip("0123456789.")
+    try:
+        return round(float(number.removesuffix(unit) if unit else number) * _UNITS[unit.strip()])
+    except (KeyError, ValueError, OverflowError):
+        raise ConfigError(f"{field}: {text!r} is no size; give bytes, or such as 512MiB or 2GB") from None
+
+
+def engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all engine options; it gets them as one `EngineConfig` named `config`.
+
+    The command's own `model` parameter becomes the config's model; a `served_model_name` is passed on too.
+    """
+    own = inspect.signature(command)
+    # EngineConfig is not imported before a command runs: --help is to be quick.
+    hints = get_type_hints(command, localns={"EngineConfig": object}, include_extras=True)
+    parameters = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in own.parameters.items()
+        if name != "config"
+    ]
+    parameters += _OPTIONS
+
+    @functools.wraps(command)
+    def wrapper(**arguments: Any) -> None:
+        settings = {_CONFIG_NAMES.get(option.name, option.name): arguments.pop(option.name) for option in _OPTIONS}
+        command(config=_config(arguments, settings), **arguments)
+
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del wrapper.__wrapped__
+    return wrapper
+
+
+def config_arguments(config: EngineConfig) -> list[str]:
+    """The options that give `config` again; those at their default are left out."""
+    arguments: list[str] = []
+    for option in _OPTIONS:
+        value = getattr(config, _CONFIG_NAMES.get(option.name, option.name))
+        if value == option.default:
+            continue
+        flag = "--" + option.name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            arguments += [flag, str(value)]
+    for name in config.served_model_name:
+        arguments += ["--served-model-name", name]
+    return arguments
+
+
+def _config(arguments: dict[str, Any], settings: dict[str, Any]) -> EngineConfig:
+    from octavo.config import EngineConfig
+
+    for name, known in (
+        ("device", ("auto", "cpu", "cuda")),
+        ("load_format", ("auto", "dummy")),
+        ("scheduling_policy", ("fcfs", "priority")),
+    ):
+        if settings[name] not in known:
+            raise ConfigError(f"{name}: {settings[name]!r} is not one of {', '.join(known)}")
+    if settings["kv_cache_memory"] is not None:
+        settings["kv_cache_memory"] = parse_bytes(settings["kv_cache_memory"], "kv_cache_memory")
+    names = arguments.get("served_model_name") or ()
+    return EngineConfig(model=arguments["model"], served_model_name=tuple(names), **settings)

@@ -1,0 +1,97 @@
+"""`octavo serve`."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import typer
+
+from octavo.cli.console import loading_progress
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.server.lifecycle import bind, serve
+from octavo.server.served import ServedModel
+
+__all__ = ["serve_command"]
+
+_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+
+def serve_command(config: EngineConfig, host: str, port: int, shutdown_timeout: float, log_level: str) -> None:
+    """Take the port, load the model, serve until a signal.
+
+    Raises:
+        OctavoError: the port is taken, or the model cannot be loaded.
+    """
+    if log_level not in _LOG_LEVELS:
+        raise ConfigError(f"uvicorn_log_level: {log_level!r} is not one of {', '.join(_LOG_LEVELS)}")
+    listener = bind(host, port)
+    import uvloop
+
+    uvloop.run(_serve(config, listener, shutdown_timeout, log_level))
+
+
+async def _serve(config: EngineConfig, listener: socket.socket, shutdown_timeout: float, log_level: str) -> None:
+    from octavo.engine.async_engine import AsyncEngine
+
+    began = time.monotonic()
+    url = _url(listener)
+
+    with loading_progress() as progress:
+
+        async def start() -> AsyncEngine:
+            return await AsyncEngine.start(config, progress=progress)
+
+        def announce(served: ServedModel) -> None:
+            progress_done()
+            typer.echo(_announcement(url, served, time.monotonic() - began))
+
+        progress_done = getattr(progress, "done", lambda: None)
+        await serve(
+            listener,
+            start,
+            names=config.served_model_name,
+            grace=shutdown_timeout,
+            log_level=log_level,
+            on_ready=announce,
+        )
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{shown}:{port}"
+
+
+def _announcement(url: str, served: ServedModel, seconds: float) -> str:
+    info = served.engine.model
+    kv_tokens = (info.num_blocks - 1) * info.block_size
+    chat = served.engine.tokenizer is not None and served.engine.tokenizer.has_chat_template
+    name = served.name
+    if chat:
+        path, body = "chat/completions", '"messages": [{"role": "user", "content": "What is a llama?"}]'
+        call = (
+            f'answer = client.chat.completions.create(\n    model="{name}",\n'
+            f'    messages=[{{"role": "user", "content": "What is a llama?"}}],\n)\n'
+            "print(answer.choices[0].message.content)"
+        )
+    else:
+        path, body = "completions", '"prompt": "A llama is", "max_tokens": 64'
+        call = (
+            f'answer = client.completions.create(model="{name}", prompt="A llama is", max_tokens=64)\n'
+            "print(answer.choices[0].text)"
+        )
+    what = f"{info.architecture}, {info.dtype} on {info.device}"
+    return f"""
+Serving {", ".join(served.names)} at {url} (ready in {seconds:.1f} s)
+  {what}, context {info.max_model_len:,} tokens, KV cache {kv_tokens:,} tokens
+
+curl {url}/v1/{path} -H 'Content-Type: application/json' \\
+  -d '{{"model": "{name}", {body}}}'
+
+from openai import OpenAI
+
+client = OpenAI(base_url="{url}/v1", api_key="none")
+{call}
+"""

@@ -1,0 +1,1 @@
+"""Module names that vLLM's users start servers with."""
