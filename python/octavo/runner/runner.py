@@ -55,15 +55,16 @@ class ModelRunner:
         self._cache = cache
         self._sampler = sampler
         self._max_num_seqs = max_num_seqs
-        self._state: HostState
+        self._state: HostState | None = None
 
     def attach(self, core: Core) -> None:
         """As `Runner.attach`."""
         stride = -(-self.info.max_model_len // self.info.block_size)
         buffer = self._decoder.operations.buffer
-        self._state = HostState(core, buffer, self._max_num_seqs, stride, self.info.vocab_size)
-        self.arenas = [arena.memory for arena in self._state.arenas]
-        self.results = [arena.result for arena in self._state.arenas]
+        state = HostState(core, buffer, self._max_num_seqs, stride, self.info.vocab_size)
+        self.arenas = [arena.memory for arena in state.arenas]
+        self.results = [arena.result for arena in state.arenas]
+        self._state = state
         core.attach(
             [(arena.data_ptr(), arena.numel()) for arena in self.arenas],
             [(result.data_ptr(), result.numel()) for result in self.results],
@@ -73,25 +74,25 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> StepHandle:
         """Run a step."""
         state = self._state
+        assert state is not None, "a runner is attached before it is launched"
         arena = state.arenas[plan.arena]
         if plan.num_block_copies:
             self._copy_blocks(arena, plan.num_block_copies)
-        inputs = state.apply(plan, arena)
-        self._decoder.forward(inputs, self._cache)
-        result = self._sample(plan, arena)
-        return StepHandle(result)
+        self._decoder.forward(state.apply(plan, arena), self._cache)
+        return StepHandle(self._sample(plan, arena, state))
 
     def close(self) -> None:
-        """Let go of the model and its memory."""
+        """Let go of the model and its memory; the arenas stay, as the core may still look at them."""
+        self._state = None
         del self._decoder, self._cache, self._sampler
 
     def _copy_blocks(self, arena: Arena, count: int) -> None:
         sources = arena.tensors["copy_sources"][:count].long()
         self._cache.copy_blocks(sources, arena.tensors["copy_destinations"][:count].long())
 
-    def _sample(self, plan: StepPlan, arena: Arena) -> StepResult:
+    def _sample(self, plan: StepPlan, arena: Arena, state: HostState) -> StepResult:
         """Logits and samples, a bounded slice of rows at a time."""
-        num_logits, state, decoder = plan.num_logits, self._state, self._decoder
+        num_logits, decoder = plan.num_logits, self._decoder
         result = StepResult(num_logits)
         if not num_logits:
             return result
