@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from octavo.errors import ModelError
 from octavo.layers.dummy import DummyWeights
 from octavo.layers.spec import DecoderSpec, RotarySpec
-from octavo.layers.weights import check_tensors, expected_tensors
+from octavo.layers.weights import check_tensors, expected_tensors, to_float32
 
 SPEC = DecoderSpec(
     architecture="LlamaForCausalLM",
@@ -90,12 +93,23 @@ def test_parameters_are_counted_as_listed() -> None:
 
 
 def test_dummy_weights_depend_on_seed_and_name_only() -> None:
-    name, other = "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"
-    first = DummyWeights(SPEC, seed=1)
-    assert torch.equal(first.to_torch(name), DummyWeights(SPEC, seed=1).to_torch(name))
-    assert not torch.equal(first.to_torch(name), DummyWeights(SPEC, seed=2).to_torch(name))
-    assert not torch.equal(first.to_torch(name), first.to_torch(other))
-    assert first.to_torch(name).float().std() == pytest.approx(0.02, rel=0.1)
-    assert torch.equal(first.to_torch("model.norm.weight"), torch.ones(32))
-    part = first.get(name)
-    assert (part.kind, part.shape, part.num_bytes) == ("BF16", (48, 32), 48 * 32 * 2)
+    def draw(seed: int, layer: int) -> npt.NDArray[np.float32]:
+        return to_float32(DummyWeights(SPEC, seed).get(f"model.layers.{layer}.mlp.up_proj.weight"))
+
+    first = draw(1, 0)
+    assert first.shape == (48, 32)
+    assert np.array_equal(first, draw(1, 0))
+    assert not np.array_equal(first, draw(2, 0))
+    assert not np.array_equal(first, draw(1, 1))
+    assert first.std() == pytest.approx(0.02, rel=0.1)
+    assert abs(first.mean()) < 0.002
+    assert np.array_equal(to_float32(DummyWeights(SPEC, 0).get("model.norm.weight")), np.ones(32))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)])
+def test_stored_tensors_are_widened(kind: str, dtype: torch.dtype) -> None:
+    stored = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    part = SimpleNamespace(
+        kind=kind, shape=(7, 5), pointer=stored.data_ptr(), num_bytes=stored.numel() * stored.element_size()
+    )
+    assert torch.equal(torch.from_numpy(to_float32(part)), stored.float())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import torch
 from octavo.layers.cpu import CpuOperations
 from octavo.layers.decoder import Decoder
@@ -33,14 +34,14 @@ class DecoderDriver:
         num_slots: int = 8,
     ) -> None:
         if backend == "cpu":
-            self.operations = CpuOperations(spec, dtype, block_size)
+            self.operations = CpuOperations(spec, str(dtype).removeprefix("torch."), block_size)
         else:
             self.operations = ReferenceOperations(spec, dtype)
         loaded = load_weights(spec, weights, self.operations, num_positions=num_positions)
         self.decoder = Decoder(spec, loaded, self.operations, max_tokens=MAX_TOKENS, head_rows=MAX_TOKENS)
         self.cache = self.operations.kv_cache(NUM_BLOCKS, block_size)
         self.block_size = block_size
-        self.block_tables = torch.zeros((num_slots, TABLE_STRIDE), dtype=torch.int32)
+        self.block_tables = np.zeros((num_slots, TABLE_STRIDE), dtype=np.int32)
         self.lengths = [0] * num_slots
         self.blocks: list[list[int]] = [[] for _ in range(num_slots)]
         self._free = list(range(1, NUM_BLOCKS))
@@ -68,7 +69,7 @@ class DecoderDriver:
             while len(self.blocks[slot]) * self.block_size < self.lengths[slot]:
                 self.blocks[slot].append(self._free.pop())
             table = self.blocks[slot]
-            self.block_tables[slot, : len(table)] = torch.tensor(table, dtype=torch.int32)
+            self.block_tables[slot, : len(table)] = table
             token_ids += tokens
             for position in range(first, self.lengths[slot]):
                 positions.append(position)
@@ -83,9 +84,9 @@ class DecoderDriver:
             "seq_lens": [self.lengths[slot] for slot, _ in work],
             "query_start": query_start,
         }
-        tensors = {name: torch.tensor(values, dtype=torch.int32) for name, values in arrays.items()}
+        plan = {name: np.array(values, dtype=np.int32) for name, values in arrays.items()}
         inputs = StepInputs(
-            **{name: self.operations.buffer(tensor) for name, tensor in tensors.items()},
+            **{name: self.operations.buffer(array) for name, array in plan.items()},
             block_tables=self.operations.buffer(self.block_tables),
             table_stride=TABLE_STRIDE,
             num_tokens=len(token_ids),
@@ -93,8 +94,8 @@ class DecoderDriver:
             num_decode_rows=sum(len(tokens) == 1 for _, tokens in work),
         )
         self.decoder.forward(inputs, self.cache)
-        logits = self.decoder.compute_logits(torch.arange(len(token_ids), dtype=torch.int32)).clone()
-        return list(logits.split([len(tokens) for _, tokens in work]))
+        logits = self.decoder.compute_logits(np.arange(len(token_ids), dtype=np.int32))
+        return list(torch.as_tensor(logits).clone().split([len(tokens) for _, tokens in work]))
 
     def alone(self, slot: int, tokens: list[int]) -> torch.Tensor:
         """A whole prompt in one step of its own; float32 [tokens, vocab_size]."""

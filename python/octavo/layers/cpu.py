@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Sequence
+from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from octavo import _core
-from octavo.layers.operations import StepInputs, dtype_name
+from octavo.layers.operations import IntArray, StepInputs
 from octavo.layers.spec import DecoderSpec
-from octavo.layers.weights import Weights
+from octavo.layers.weights import Weights, to_float32
 
-__all__ = ["CpuKvCache", "CpuOperations", "mapped_zeros"]
+__all__ = ["STORAGE", "CpuKvCache", "CpuOperations", "mapped_zeros"]
+
+Array = npt.NDArray[Any]
+
+STORAGE: dict[str, npt.DTypeLike] = {"float32": np.float32, "bfloat16": np.uint16}
+"""numpy's type of the same width: it has no bfloat16, and nothing here computes with it."""
 
 
-def mapped_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of zeros whose pages become resident only when they are written."""
-    count = 1
-    for size in shape:
-        count *= size
-    memory = mmap.mmap(-1, max(count * dtype.itemsize, 1))
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(tuple(shape))
+def mapped_zeros(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+    """An array of zeros whose pages become resident only when they are written."""
+    count = math.prod(shape)
+    memory = mmap.mmap(-1, max(count * np.dtype(dtype).itemsize, 1))
+    return np.frombuffer(memory, dtype=dtype, count=count).reshape(shape)
 
 
 class CpuKvCache:
@@ -32,13 +38,13 @@ class CpuKvCache:
         num_bytes: of all layers.
     """
 
-    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, num_blocks: int, block_size: int) -> None:
+    def __init__(self, spec: DecoderSpec, dtype: str, num_blocks: int, block_size: int) -> None:
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, block_size, spec.head_dim)
-        self._memory = mapped_zeros(shape, dtype)
-        self.layers = [layer.data_ptr() for layer in self._memory]
+        self._memory = mapped_zeros(shape, STORAGE[dtype])
+        self.layers = [layer.ctypes.data for layer in self._memory]
         self.num_bytes = self._memory.nbytes
 
-    def copy_blocks(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    def copy_blocks(self, sources: IntArray, destinations: IntArray) -> None:
         """As `KvCache.copy_blocks`."""
         self._memory[:, destinations] = self._memory[:, sources]
 
@@ -48,14 +54,13 @@ class CpuOperations:
 
     Args:
         spec: the family.
-        dtype: bfloat16 or float32.
+        dtype: `bfloat16` or `float32`.
         block_size: tokens a block of the KV cache.
     """
 
-    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, block_size: int) -> None:
+    def __init__(self, spec: DecoderSpec, dtype: str, block_size: int) -> None:
         self.spec = spec
         self.dtype = dtype
-        self._dtype_name = dtype_name(dtype)
         self._hidden_size = spec.hidden_size
         self._eps = spec.norm_eps
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
@@ -63,29 +68,29 @@ class CpuOperations:
         self._qkv_size = spec.qkv_size
         self._intermediate_size = spec.intermediate_size
 
-    def tensor(self, rows: int, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """As `Operations.tensor`, with pages resident once they are written."""
-        return mapped_zeros((rows, columns), dtype or self.dtype)
+    def memory(self, rows: int, columns: int, *, float32: bool = False) -> Array:
+        """As `Operations.memory`, with pages resident once they are written."""
+        return mapped_zeros((rows, columns), STORAGE["float32" if float32 else self.dtype])
 
-    def buffer(self, tensor: torch.Tensor) -> int:
-        """The tensor's address."""
-        if not tensor.is_contiguous():
+    def place(self, array: Array) -> Array:
+        """The array itself."""
+        return array
+
+    def buffer(self, memory: Array) -> int:
+        """The array's address."""
+        if not memory.flags.c_contiguous:
             raise ValueError("a buffer is contiguous")
-        return tensor.data_ptr()
-
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
-        return tensor
+        return memory.ctypes.data
 
     def linear(self, weights: Weights, names: Sequence[str], bias: bool) -> _core.PackedLinear:
         """As `Operations.linear`; the parts' memory is let go once they are packed."""
         parts = [weights.get(f"{name}.weight") for name in names]
         packed = [(part.pointer, part.num_bytes, part.kind, part.shape[0]) for part in parts]
-        pointer, stacked = 0, None
-        if bias:
-            stacked = torch.cat([weights.to_torch(f"{name}.bias", torch.float32) for name in names])
-            pointer = stacked.data_ptr()
-        return _core.PackedLinear(packed, parts[0].shape[1], self._dtype_name, bias=pointer)
+        width = parts[0].shape[1]
+        if not bias:
+            return _core.PackedLinear(packed, width, self.dtype)
+        stacked = np.concatenate([to_float32(weights.get(f"{name}.bias")) for name in names])
+        return _core.PackedLinear(packed, width, self.dtype, bias=stacked.ctypes.data)
 
     def kv_cache(self, num_blocks: int, block_size: int) -> CpuKvCache:
         """As `Operations.kv_cache`."""
@@ -93,11 +98,11 @@ class CpuOperations:
 
     def norm(self, x: int, weight: int, out: int, rows: int) -> None:
         """As `Operations.norm`."""
-        _core.cpu_rms_norm(x, weight, out, rows, self._hidden_size, self._eps, self._dtype_name)
+        _core.cpu_rms_norm(x, weight, out, rows, self._hidden_size, self._eps, self.dtype)
 
     def add_norm(self, x: int, residual: int, weight: int, out: int, rows: int) -> None:
         """As `Operations.add_norm`."""
-        _core.cpu_rms_norm(x, weight, out, rows, self._hidden_size, self._eps, self._dtype_name, residual=residual)
+        _core.cpu_rms_norm(x, weight, out, rows, self._hidden_size, self._eps, self.dtype, residual=residual)
 
     def rope_and_cache(
         self, qkv: int, cache: int, cos_sin: int, q_norm: int | None, k_norm: int | None, inputs: StepInputs
@@ -114,7 +119,7 @@ class CpuOperations:
             *self._heads,
             rotary.dim,
             self._block_size,
-            self._dtype_name,
+            self.dtype,
             interleaved=rotary.interleaved,
             q_norm=q_norm or 0,
             k_norm=k_norm or 0,
@@ -137,23 +142,43 @@ class CpuOperations:
             *self._heads,
             self._block_size,
             self.spec.attention_scale,
-            self._dtype_name,
+            self.dtype,
             window=window,
             softcap=self.spec.attention_softcap,
         )
 
     def act_and_mul(self, gate_up: int, out: int, rows: int) -> None:
         """As `Operations.act_and_mul`."""
-        _core.cpu_act_and_mul(gate_up, out, rows, self._intermediate_size, self.spec.activation, self._dtype_name)
+        _core.cpu_act_and_mul(gate_up, out, rows, self._intermediate_size, self.spec.activation, self.dtype)
 
-    def scale(self, x: torch.Tensor, factor: float) -> None:
+    def scale(self, x: Array, factor: float) -> None:
         """As `Operations.scale`."""
-        x.mul_(factor)
+        values = _widened(x)
+        _store(values * np.float32(factor), x)
 
-    def softcap(self, x: torch.Tensor, cap: float) -> None:
+    def softcap(self, x: Array, cap: float) -> None:
         """As `Operations.softcap`."""
-        x.div_(cap).tanh_().mul_(cap)
+        values = _widened(x)
+        _store(np.tanh(values / np.float32(cap)) * np.float32(cap), x)
 
-    def gather(self, x: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> None:
+    def gather(self, x: Array, indices: IntArray, out: Array) -> None:
         """As `Operations.gather`."""
-        torch.index_select(x, 0, indices, out=out)
+        # Without a mode numpy goes through a copy of the output.
+        np.take(x, indices, axis=0, out=out, mode="clip")
+
+
+def _widened(x: Array) -> npt.NDArray[np.float32]:
+    """float32 values of stored ones."""
+    if x.dtype == np.float32:
+        return x
+    widened: npt.NDArray[np.float32] = (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return widened
+
+
+def _store(values: npt.NDArray[np.float32], out: Array) -> None:
+    """Round to nearest even where the storage is bfloat16."""
+    if out.dtype == np.float32:
+        out[...] = values
+        return
+    bits = values.view(np.uint32)
+    out[...] = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
-from octavo.layers.operations import Buffer, KvCache, Linear, Operations, StepInputs
+from octavo.layers.operations import Buffer, IntArray, KvCache, Linear, Memory, Operations, StepInputs
 from octavo.layers.spec import DecoderSpec
 
 __all__ = ["Decoder", "DecoderLayer", "DecoderWeights"]
@@ -37,7 +35,7 @@ class DecoderWeights:
         final_norm: float32[hidden_size].
         head: the embedding itself where they are tied.
         cos_sin: float32 [positions, rotary dim].
-        owned: tensors behind the buffers, kept alive.
+        owned: the memory behind the buffers, kept alive.
         num_bytes: of everything above.
     """
 
@@ -46,7 +44,7 @@ class DecoderWeights:
     final_norm: Buffer
     head: Linear
     cos_sin: Buffer
-    owned: list[torch.Tensor]
+    owned: list[Memory]
     num_bytes: int
 
 
@@ -77,32 +75,30 @@ class Decoder:
         self.operations = operations
         self.max_tokens = max_tokens
         self.head_rows = head_rows
-        tensor, buffer = operations.tensor, operations.buffer
-        self._hidden = tensor(max_tokens, spec.hidden_size)
-        self._residual = tensor(max_tokens, spec.hidden_size)
+        memory, buffer = operations.memory, operations.buffer
+        self._hidden = memory(max_tokens, spec.hidden_size)
+        self._residual = memory(max_tokens, spec.hidden_size)
         # What lives at different times shares memory: the normed input and the attention's output; qkv and gate_up.
-        narrow = tensor(max_tokens, max(spec.hidden_size, spec.q_size)).flatten()
-        wide = tensor(max_tokens, max(spec.qkv_size, 2 * spec.intermediate_size)).flatten()
-        activated = tensor(max_tokens, spec.intermediate_size)
-        self._head_hidden = tensor(head_rows, spec.hidden_size)
-        self._head_residual = tensor(head_rows, spec.hidden_size)
-        head_normed = tensor(head_rows, spec.hidden_size)
-        self.logits = tensor(head_rows, spec.vocab_size, torch.float32)
+        narrow = memory(max_tokens, max(spec.hidden_size, spec.q_size))
+        wide = memory(max_tokens, max(spec.qkv_size, 2 * spec.intermediate_size))
+        activated = memory(max_tokens, spec.intermediate_size)
+        self._head_hidden = memory(head_rows, spec.hidden_size)
+        self._head_residual = memory(head_rows, spec.hidden_size)
+        head_normed = memory(head_rows, spec.hidden_size)
+        self._logits = memory(head_rows, spec.vocab_size, float32=True)
 
-        def view(memory: torch.Tensor, columns: int) -> torch.Tensor:
-            return memory[: max_tokens * columns].view(max_tokens, columns)
+        def view(shared: Memory, columns: int) -> Buffer:
+            return buffer(shared.reshape(-1)[: max_tokens * columns].reshape(max_tokens, columns))
 
         self._owned = [activated, head_normed, narrow, wide]
         self._hidden_buffer, self._residual_buffer = buffer(self._hidden), buffer(self._residual)
-        self._normed = buffer(view(narrow, spec.hidden_size))
-        self._attended = buffer(view(narrow, spec.q_size))
-        self._qkv = buffer(view(wide, spec.qkv_size))
-        self._gate_up = buffer(view(wide, 2 * spec.intermediate_size))
+        self._normed, self._attended = view(narrow, spec.hidden_size), view(narrow, spec.q_size)
+        self._qkv, self._gate_up = view(wide, spec.qkv_size), view(wide, 2 * spec.intermediate_size)
         self._activated = buffer(activated)
         self._head_hidden_buffer = buffer(self._head_hidden)
         self._head_residual_buffer = buffer(self._head_residual)
         self._head_normed = buffer(head_normed)
-        self._logits_buffer = buffer(self.logits)
+        self._logits_buffer = buffer(self._logits)
 
     def forward(self, inputs: StepInputs, cache: KvCache) -> None:
         """Run all layers over the step's tokens; keys and values go to the cache before they are read."""
@@ -135,7 +131,7 @@ class Decoder:
             act_and_mul(gate_up, activated, rows)
             layer.down.forward(activated, hidden, rows)
 
-    def compute_logits(self, indices: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, indices: IntArray) -> Memory:
         """Logits of some of the tokens of the last `forward`.
 
         Args:
@@ -155,7 +151,7 @@ class Decoder:
             rows,
         )
         self.weights.head.forward(self._head_normed, self._logits_buffer, rows, out_float32=True)
-        logits = self.logits[:rows]
+        logits = self._logits[:rows]
         if spec.logits_scale != 1.0:
             operations.scale(logits, spec.logits_scale)
         if spec.logits_softcap:

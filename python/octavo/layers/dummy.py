@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import zlib
+from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from octavo.errors import ModelError
 from octavo.layers.spec import DecoderSpec
@@ -13,7 +16,8 @@ from octavo.layers.weights import expected_tensors
 
 __all__ = ["DummyWeights"]
 
-_DEVIATION = 0.02
+_DEVIATION = np.float32(0.02)
+_CHUNK = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +26,7 @@ class _Part:
     shape: tuple[int, ...]
     pointer: int
     num_bytes: int
-    owner: torch.Tensor = dataclasses.field(repr=False)
+    owner: npt.NDArray[Any] = dataclasses.field(repr=False)
 
 
 class DummyWeights:
@@ -48,18 +52,18 @@ class DummyWeights:
     def get(self, name: str) -> _Part:
         """One tensor, drawn anew."""
         kind, shape = self.describe(name)
-        tensor = self._draw(name, shape)
-        return _Part(kind, shape, tensor.data_ptr(), tensor.nbytes, tensor)
+        values: npt.NDArray[Any]
+        if kind == "BF16":
+            values = self._draw(name, math.prod(shape))
+        else:
+            values = np.full(shape, 0.0 if name.endswith(".bias") else 1.0, dtype=np.float32)
+        return _Part(kind, shape, values.ctypes.data, values.nbytes, values)
 
-    def to_torch(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """One tensor, drawn anew."""
-        tensor = self._draw(name, self.describe(name)[1])
-        return tensor if dtype is None else tensor.to(dtype)
-
-    def _draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if len(shape) == 2:
-            # Torch's generator takes 32 bits of a seed into account.
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed}:{name}".encode()))
-            return torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, _DEVIATION, generator=generator)
-        fill = torch.zeros if name.endswith(".bias") else torch.ones
-        return fill(shape, dtype=torch.float32)
+    def _draw(self, name: str, count: int) -> npt.NDArray[np.uint16]:
+        """Bits of bfloat16 numbers, made a chunk at a time so that float32 never holds the whole tensor."""
+        generator = np.random.Generator(np.random.SFC64([self._seed, zlib.crc32(name.encode())]))
+        out = np.empty(count, dtype=np.uint16)
+        for start in range(0, count, _CHUNK):
+            chunk = generator.standard_normal(min(_CHUNK, count - start), dtype=np.float32) * _DEVIATION
+            out[start : start + _CHUNK] = chunk.view(np.uint32) >> np.uint32(16)
+        return out

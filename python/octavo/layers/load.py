@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from octavo.layers.decoder import DecoderLayer, DecoderWeights
-from octavo.layers.operations import Buffer, Operations
+from octavo.layers.operations import Buffer, Memory, Operations
 from octavo.layers.rotary import cos_sin_table
 from octavo.layers.spec import DecoderSpec
-from octavo.layers.weights import ROTARY_DIVISORS, Weights, check_tensors
+from octavo.layers.weights import ROTARY_DIVISORS, Weights, check_tensors, to_float32
 
 __all__ = ["load_weights"]
 
@@ -36,13 +34,12 @@ def load_weights(
         ModelError: tensors that are missing, unknown or of another shape.
     """
     check_tensors(spec, weights)
-    names, owned = spec.names, list[torch.Tensor]()
+    names, owned = spec.names, list[Memory]()
     num_bytes = 0
 
     def vector(name: str) -> Buffer:
-        tensor = operations.place(weights.to_torch(f"{name}.weight", torch.float32))
-        owned.append(tensor)
-        return operations.buffer(tensor)
+        owned.append(operations.place(to_float32(weights.get(f"{name}.weight"))))
+        return operations.buffer(owned[-1])
 
     def report(done: int) -> None:
         if progress is not None:
@@ -72,10 +69,10 @@ def load_weights(
         layers.append(layer)
         num_bytes += sum(part.num_bytes for part in (layer.qkv, layer.o, layer.gate_up, layer.down))
     final_norm = vector(names.final_norm)
-    divisors = weights.to_torch(ROTARY_DIVISORS, torch.float32) if spec.rotary.kind == "factors" else None
+    divisors = to_float32(weights.get(ROTARY_DIVISORS)) if spec.rotary.kind == "factors" else None
     cos_sin = operations.place(cos_sin_table(spec.rotary, num_positions, divisors))
     owned.append(cos_sin)
     report(spec.num_layers + 1)
     num_bytes += embedding.num_bytes + (0 if spec.tied_embeddings else head.num_bytes)
-    num_bytes += sum(tensor.nbytes for tensor in owned)
+    num_bytes += sum(memory.nbytes for memory in owned)
     return DecoderWeights(embedding, layers, final_norm, head, operations.buffer(cos_sin), owned, num_bytes)

@@ -1,7 +1,8 @@
 """What a decoder asks of a device: the few operations its forward is made of.
 
-A `Buffer` is whatever the device's kernels take: an address on a CPU, a tensor elsewhere. The decoder never looks
-inside. Shapes below are of the rows in use; buffers hold the most rows a step may have.
+`Memory` is a device's array: numpy's on a CPU (which needs no torch, and starts a second sooner for it), a tensor
+elsewhere. A `Buffer` is what the device's kernels take of it: an address on a CPU. The decoder never looks inside.
+Shapes below are of the rows in use; buffers hold the most rows a step may have.
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from octavo.layers.weights import Weights
 
-__all__ = ["Buffer", "KvCache", "Linear", "Operations", "StepInputs", "dtype_name"]
+__all__ = ["Buffer", "IntArray", "KvCache", "Linear", "Memory", "Operations", "StepInputs"]
 
+Memory: TypeAlias = Any
 Buffer: TypeAlias = Any
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Such as `bfloat16`."""
-    return str(dtype).removeprefix("torch.")
+IntArray: TypeAlias = npt.NDArray[np.int32]
 
 
 @dataclasses.dataclass(slots=True)
@@ -76,26 +75,24 @@ class KvCache(Protocol):
     layers: list[Buffer]
     num_bytes: int
 
-    def copy_blocks(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-        """Copy whole blocks in every layer; int64 numbers, no destination is a source."""
+    def copy_blocks(self, sources: IntArray, destinations: IntArray) -> None:
+        """Copy whole blocks in every layer; no destination is a source."""
         ...
 
 
 class Operations(Protocol):
     """The kernels of one device, bound to one `DecoderSpec`."""
 
-    dtype: torch.dtype
-
-    def tensor(self, rows: int, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Uninitialised memory on the device; the model's dtype when None."""
+    def memory(self, rows: int, columns: int, *, float32: bool = False) -> Memory:
+        """An array on the device, in the model's dtype or in float32; its values are not defined."""
         ...
 
-    def buffer(self, tensor: torch.Tensor) -> Buffer:
-        """What the kernels take for a contiguous tensor; whoever calls keeps the tensor alive."""
+    def place(self, array: npt.NDArray[Any]) -> Memory:
+        """A host array on the device; itself where the device is the host."""
         ...
 
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor on the device; itself when it is there."""
+    def buffer(self, memory: Memory) -> Buffer:
+        """What the kernels take for contiguous memory; whoever calls keeps it alive."""
         ...
 
     def linear(self, weights: Weights, names: Sequence[str], bias: bool) -> Linear:
@@ -128,14 +125,14 @@ class Operations(Protocol):
         """Out [rows, intermediate_size] = activation(gate) * up."""
         ...
 
-    def scale(self, x: torch.Tensor, factor: float) -> None:
+    def scale(self, x: Memory, factor: float) -> None:
         """X *= factor, in place."""
         ...
 
-    def softcap(self, x: torch.Tensor, cap: float) -> None:
+    def softcap(self, x: Memory, cap: float) -> None:
         """X = cap * tanh(x / cap), in place."""
         ...
 
-    def gather(self, x: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> None:
-        """out[i] = x[indices[i]]; int32 indices."""
+    def gather(self, x: Memory, indices: IntArray, out: Memory) -> None:
+        """out[i] = x[indices[i]]."""
         ...

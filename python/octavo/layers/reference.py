@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from octavo.kernels import reference
-from octavo.layers.operations import StepInputs
+from octavo.layers.operations import IntArray, StepInputs
 from octavo.layers.spec import DecoderSpec
-from octavo.layers.weights import Weights
+from octavo.layers.weights import Weights, to_float32
 
 __all__ = ["ReferenceKvCache", "ReferenceLinear", "ReferenceOperations"]
 
@@ -44,10 +47,11 @@ class ReferenceKvCache:
         self.layers = [torch.zeros(shape, dtype=dtype) for _ in range(spec.num_layers)]
         self.num_bytes = sum(layer.nbytes for layer in self.layers)
 
-    def copy_blocks(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    def copy_blocks(self, sources: IntArray, destinations: IntArray) -> None:
         """As `KvCache.copy_blocks`."""
+        source, destination = torch.from_numpy(sources).long(), torch.from_numpy(destinations).long()
         for layer in self.layers:
-            layer[destinations] = layer[sources]
+            layer[destination] = layer[source]
 
 
 class ReferenceOperations:
@@ -62,23 +66,25 @@ class ReferenceOperations:
         self.spec = spec
         self.dtype = dtype
 
-    def tensor(self, rows: int, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """As `Operations.tensor`."""
-        return torch.zeros((rows, columns), dtype=dtype or self.dtype)
+    def memory(self, rows: int, columns: int, *, float32: bool = False) -> torch.Tensor:
+        """As `Operations.memory`."""
+        return torch.zeros((rows, columns), dtype=torch.float32 if float32 else self.dtype)
 
-    def buffer(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
-        return tensor
+    def place(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """The array as a tensor."""
+        return torch.from_numpy(array)
 
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+    def buffer(self, memory: torch.Tensor | npt.NDArray[Any]) -> torch.Tensor:
         """The tensor itself."""
-        return tensor
+        return torch.from_numpy(memory) if isinstance(memory, np.ndarray) else memory
 
     def linear(self, weights: Weights, names: Sequence[str], bias: bool) -> ReferenceLinear:
         """As `Operations.linear`."""
-        weight = torch.cat([weights.to_torch(f"{name}.weight", self.dtype) for name in names])
-        stacked = [weights.to_torch(f"{name}.bias", torch.float32) for name in names] if bias else []
-        return ReferenceLinear(weight, torch.cat(stacked) if stacked else None)
+
+        def stacked(suffix: str) -> torch.Tensor:
+            return torch.from_numpy(np.concatenate([to_float32(weights.get(name + suffix)) for name in names]))
+
+        return ReferenceLinear(stacked(".weight").to(self.dtype), stacked(".bias") if bias else None)
 
     def kv_cache(self, num_blocks: int, block_size: int) -> ReferenceKvCache:
         """As `Operations.kv_cache`."""
@@ -150,6 +156,6 @@ class ReferenceOperations:
         """As `Operations.softcap`."""
         x.div_(cap).tanh_().mul_(cap)
 
-    def gather(self, x: torch.Tensor, indices: torch.Tensor, out: torch.Tensor) -> None:
+    def gather(self, x: torch.Tensor, indices: IntArray, out: torch.Tensor) -> None:
         """As `Operations.gather`."""
-        out.copy_(x[indices.long()])
+        out.copy_(x[torch.from_numpy(indices).long()])

@@ -1,17 +1,20 @@
-"""Tables of cosines and sines for every rotary kind; computed in float32, step by step as the models were trained."""
+"""Tables of cosines and sines for every rotary kind; in float32, step by step as the models were trained."""
 
 from __future__ import annotations
 
 import math
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from octavo.layers.spec import RotarySpec
 
 __all__ = ["cos_sin_table", "inverse_frequencies"]
 
+FloatArray = npt.NDArray[np.float32]
 
-def cos_sin_table(rotary: RotarySpec, num_positions: int, divisors: torch.Tensor | None = None) -> torch.Tensor:
+
+def cos_sin_table(rotary: RotarySpec, num_positions: int, divisors: FloatArray | None = None) -> FloatArray:
     """Cosines, then sines, of every position.
 
     Args:
@@ -26,23 +29,27 @@ def cos_sin_table(rotary: RotarySpec, num_positions: int, divisors: torch.Tensor
     frequencies, scale = inverse_frequencies(rotary, num_positions)
     if divisors is not None:
         frequencies = frequencies / divisors
-    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
-    table = torch.cat((angles.cos(), angles.sin()), dim=1)
-    return table.mul_(scale) if scale != 1.0 else table
+    angles = np.outer(np.arange(num_positions, dtype=np.float32), frequencies)
+    table = np.empty((num_positions, rotary.dim), dtype=np.float32)
+    np.cos(angles, out=table[:, : rotary.dim // 2])
+    np.sin(angles, out=table[:, rotary.dim // 2 :])
+    if scale != 1.0:
+        table *= np.float32(scale)
+    return table
 
 
-def inverse_frequencies(rotary: RotarySpec, num_positions: int) -> tuple[torch.Tensor, float]:
+def inverse_frequencies(rotary: RotarySpec, num_positions: int) -> tuple[FloatArray, float]:
     """Radians a position of each pair of channels, float32 [dim / 2], and the factor of cosines and sines."""
     theta, scale = rotary.theta, 1.0
-    exponents = torch.arange(0, rotary.dim, 2, dtype=torch.int64).float() / rotary.dim
+    exponents = np.arange(0, rotary.dim, 2, dtype=np.float32) / np.float32(rotary.dim)
     if rotary.kind == "dynamic":
         length = max(num_positions, rotary.max_position)
         stretch = rotary.factor * length / rotary.max_position - (rotary.factor - 1)
         theta *= stretch ** (rotary.dim / (rotary.dim - 2))
-    wavelengths = theta**exponents
-    frequencies = 1.0 / wavelengths
+    wavelengths = np.power(np.float32(theta), exponents)
+    frequencies = np.float32(1.0) / wavelengths
     if rotary.kind == "linear":
-        frequencies = frequencies / rotary.factor
+        frequencies = frequencies / np.float32(rotary.factor)
     elif rotary.kind == "llama3":
         frequencies = _llama3(rotary, frequencies)
     elif rotary.kind == "yarn":
@@ -50,25 +57,25 @@ def inverse_frequencies(rotary: RotarySpec, num_positions: int) -> tuple[torch.T
         scale = _yarn_scale(rotary)
     elif rotary.kind == "longrope":
         is_long = num_positions > rotary.original_max_position
-        factors = torch.tensor(rotary.long_factors if is_long else rotary.short_factors, dtype=torch.float32)
-        frequencies = 1.0 / (factors * wavelengths)
+        factors = np.array(rotary.long_factors if is_long else rotary.short_factors, dtype=np.float32)
+        frequencies = np.float32(1.0) / (factors * wavelengths)
         scale = _longrope_scale(rotary)
     return frequencies, scale
 
 
-def _llama3(rotary: RotarySpec, frequencies: torch.Tensor) -> torch.Tensor:
+def _llama3(rotary: RotarySpec, frequencies: FloatArray) -> FloatArray:
     """Short wavelengths stay, long ones stretch by the factor, those between are blended."""
     original, factor = rotary.original_max_position, rotary.factor
     low, high = rotary.low_freq_factor, rotary.high_freq_factor
     wavelengths = 2 * math.pi / frequencies
-    stretched = torch.where(wavelengths > original / low, frequencies / factor, frequencies)
+    stretched = np.where(wavelengths > original / low, frequencies / factor, frequencies)
     blend = (original / wavelengths - low) / (high - low)
     blended = (1 - blend) * stretched / factor + blend * stretched
     between = (wavelengths >= original / high) & (wavelengths <= original / low)
-    return torch.where(between, blended, stretched)
+    return np.where(between, blended, stretched)
 
 
-def _yarn(rotary: RotarySpec, wavelengths: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+def _yarn(rotary: RotarySpec, wavelengths: FloatArray, frequencies: FloatArray) -> FloatArray:
     """Channels that turn often over the original context stay, those that turn seldom stretch."""
 
     def channel(turns: float) -> float:
@@ -82,9 +89,11 @@ def _yarn(rotary: RotarySpec, wavelengths: torch.Tensor, frequencies: torch.Tens
     low, high = max(low, 0), min(high, rotary.dim - 1)
     if low == high:
         high += 0.001
-    ramp = ((torch.arange(rotary.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    kept = 1 - ramp
-    return 1.0 / (rotary.factor * wavelengths) * (1 - kept) + frequencies * kept
+    channels = np.arange(rotary.dim // 2, dtype=np.float32)
+    kept = 1 - np.clip((channels - np.float32(low)) / np.float32(high - low), 0, 1)
+    stretched: FloatArray = 1 / (np.float32(rotary.factor) * wavelengths)
+    blended: FloatArray = stretched * (1 - kept) + frequencies * kept
+    return blended
 
 
 def _yarn_scale(rotary: RotarySpec) -> float:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from typing import Protocol
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
+from octavo import _core
 from octavo.errors import ModelError
 from octavo.layers.spec import DecoderSpec
 
-__all__ = ["ROTARY_DIVISORS", "WeightPart", "Weights", "check_tensors", "expected_tensors"]
+__all__ = ["ROTARY_DIVISORS", "WeightPart", "Weights", "check_tensors", "expected_tensors", "to_float32"]
 
 ROTARY_DIVISORS = "rope_freqs.weight"
 _LISTED = 4
@@ -53,10 +56,6 @@ class Weights(Protocol):
 
     def get(self, name: str) -> WeightPart:
         """One tensor as it is stored."""
-        ...
-
-    def to_torch(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A copy of one tensor, dequantized."""
         ...
 
 
@@ -126,3 +125,13 @@ def _list(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - _LISTED} more tensors" if len(listed) > _LISTED else ""
     return ", ".join(listed[:_LISTED]) + more
+
+
+def to_float32(part: WeightPart) -> npt.NDArray[np.float32]:
+    """A copy of a stored tensor, dequantized."""
+    out = np.empty(part.shape, dtype=np.float32)
+    if part.kind == "F32":
+        ctypes.memmove(out.ctypes.data, part.pointer, part.num_bytes)
+    else:
+        _core.dequantize(part.pointer, part.num_bytes, part.kind, out.ctypes.data, out.size, "float32")
+    return out

@@ -68,7 +68,7 @@ def _plan(config: EngineConfig, source: ModelSource, model: ModelConfig) -> Memo
 def build_runner(
     config: EngineConfig, source: ModelSource, progress: Progress | None = None
 ) -> tuple[ModelRunner, ModelInfo]:
-    """Plan the memory, load the weights and make the runner. Sets torch's threads to one: the kernels have their own.
+    """Plan the memory, load the weights and make the runner. On a CPU nothing of it needs torch.
 
     Args:
         config: the settings.
@@ -82,19 +82,16 @@ def build_runner(
     """
     model = load_model_config(source)
     plan = _plan(config, source, model)
-    import torch
-
     from octavo.layers.cpu import CpuOperations
     from octavo.layers.decoder import Decoder
     from octavo.layers.load import load_weights
     from octavo.runner.runner import ModelRunner
     from octavo.runner.sampler import CpuSampler
 
-    torch.set_num_threads(1)
     if config.num_threads is not None:
         _core.cpu_set_num_threads(config.num_threads)
     spec = decoder_spec(model)
-    operations = CpuOperations(spec, getattr(torch, plan.dtype), config.block_size)
+    operations = CpuOperations(spec, plan.dtype, config.block_size)
     try:
         weights = load_weights(
             spec,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from octavo.layers.decoder import Decoder
-from octavo.layers.operations import KvCache
+from octavo.layers.operations import IntArray, KvCache, Memory
 from octavo.runner.interface import ModelInfo, StepResult
 from octavo.runner.sampler import Sampler
 from octavo.runner.state import Arena, HostState
@@ -43,14 +42,14 @@ class ModelRunner:
         max_num_seqs: slots.
 
     Attributes:
-        arenas: three int32 tensors, once attached.
-        results: three int32 tensors, once attached.
+        arenas: three int32 arrays, once attached.
+        results: three int32 arrays, once attached.
     """
 
     def __init__(self, decoder: Decoder, cache: KvCache, sampler: Sampler, info: ModelInfo, max_num_seqs: int) -> None:
         self.info = info
-        self.arenas: list[torch.Tensor] = []
-        self.results: list[torch.Tensor] = []
+        self.arenas: list[IntArray] = []
+        self.results: list[IntArray] = []
         self._decoder = decoder
         self._cache = cache
         self._sampler = sampler
@@ -66,8 +65,8 @@ class ModelRunner:
         self.results = [arena.result for arena in state.arenas]
         self._state = state
         core.attach(
-            [(arena.data_ptr(), arena.numel()) for arena in self.arenas],
-            [(result.data_ptr(), result.numel()) for result in self.results],
+            [(arena.ctypes.data, arena.size) for arena in self.arenas],
+            [(result.ctypes.data, result.size) for result in self.results],
             self,
         )
 
@@ -87,8 +86,7 @@ class ModelRunner:
         del self._decoder, self._cache, self._sampler
 
     def _copy_blocks(self, arena: Arena, count: int) -> None:
-        sources = arena.tensors["copy_sources"][:count].long()
-        self._cache.copy_blocks(sources, arena.tensors["copy_destinations"][:count].long())
+        self._cache.copy_blocks(arena.arrays["copy_sources"][:count], arena.arrays["copy_destinations"][:count])
 
     def _sample(self, plan: StepPlan, arena: Arena, state: HostState) -> StepResult:
         """Logits and samples, a bounded slice of rows at a time."""
@@ -106,7 +104,7 @@ class ModelRunner:
             result.top_logprobs = np.zeros((num_logits, top), dtype=np.float32)
         for start in range(0, num_logits, decoder.head_rows):
             stop = min(start + decoder.head_rows, num_logits)
-            logits = decoder.compute_logits(arena.tensors["logits_rows"][start:stop])
+            logits = decoder.compute_logits(logits_rows[start:stop])
             if plan.num_bans:
                 self._ban(arena, plan.num_bans, logits, start)
             self._sampler.sample(logits, state, arena, positions, result, start)
@@ -114,9 +112,9 @@ class ModelRunner:
         return result
 
     @staticmethod
-    def _ban(arena: Arena, count: int, logits: torch.Tensor, start: int) -> None:
+    def _ban(arena: Arena, count: int, logits: Memory, start: int) -> None:
         """Make tokens impossible in the rows of this slice."""
         rows = arena.arrays["ban_logits"][:count] - start
         inside = (rows >= 0) & (rows < logits.shape[0])
         tokens = arena.arrays["ban_tokens"][:count][inside]
-        logits[torch.from_numpy(rows[inside]).long(), torch.from_numpy(tokens).long()] = -torch.inf
+        logits[rows[inside], tokens] = -np.inf

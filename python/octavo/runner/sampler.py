@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
 from octavo import _core
+from octavo.layers.operations import IntArray, Memory
 
 if TYPE_CHECKING:
     from octavo.runner.interface import StepResult
@@ -22,10 +19,10 @@ class Sampler(Protocol):
 
     def sample(
         self,
-        logits: torch.Tensor,
+        logits: Memory,
         state: HostState,
         arena: Arena,
-        positions: npt.NDArray[np.int32],
+        positions: IntArray,
         result: StepResult,
         start: int,
     ) -> None:
@@ -47,16 +44,16 @@ class CpuSampler:
 
     def sample(
         self,
-        logits: torch.Tensor,
+        logits: Memory,
         state: HostState,
         arena: Arena,
-        positions: npt.NDArray[np.int32],
+        positions: IntArray,
         result: StepResult,
         start: int,
     ) -> None:
         """As `Sampler.sample`."""
         rows, vocab_size = logits.shape
-        counts, offset, width = state.counts, 4 * start, 0
+        offset, width = 4 * start, 0
         logprobs = top_ids = top_logprobs = 0
         if result.logprobs is not None and result.top_ids is not None and result.top_logprobs is not None:
             width = result.top_ids.shape[1]
@@ -64,16 +61,16 @@ class CpuSampler:
             top_ids = result.top_ids.ctypes.data + offset * width
             top_logprobs = result.top_logprobs.ctypes.data + offset * width
         _core.cpu_sample(
-            logits.data_ptr(),
+            logits.ctypes.data,
             rows,
             vocab_size,
             vocab_size,
-            state.params.data_ptr(),
+            state.params_pointer,
             arena.logits_slots + offset,
             positions.ctypes.data + offset,
-            0 if counts is None else counts.data_ptr(),
+            state.counts_pointer,
             vocab_size,
-            arena.result.data_ptr() + offset,
+            arena.result_pointer + offset,
             logprobs,
             top_ids,
             top_logprobs,

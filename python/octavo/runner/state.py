@@ -6,19 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from octavo.layers.cpu import mapped_zeros
-from octavo.layers.operations import Buffer, StepInputs
+from octavo.layers.operations import Buffer, IntArray, Memory, StepInputs
 from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
 
 __all__ = ["Arena", "HostState"]
-
-Array = npt.NDArray[np.int32]
 
 _FLAGS, _NUM_LOGPROBS, _PROMPT_LENGTH = 10, 11, 12
 _HAS_PENALTIES, _WANTS_LOGPROBS = 1, 2
@@ -32,19 +28,16 @@ class Arena:
         memory: int32, as the core fills it.
         result: int32[R], the sampled ids.
         arrays: the plan arrays by name, views of `memory`.
-        inputs: the same for the decoder's kernels.
+        logits_slots, result_pointer: addresses.
+        inputs: the plan arrays for the decoder's kernels.
     """
 
     def __init__(self, layout: list[tuple[str, int, int]], length: int) -> None:
-        self.memory = torch.zeros(length, dtype=torch.int32)
-        self.arrays: dict[str, Array] = {}
-        self.tensors: dict[str, torch.Tensor] = {}
-        for name, offset, size in layout:
-            self.tensors[name] = self.memory[offset : offset + size]
-            self.arrays[name] = self.tensors[name].numpy()
-        self.result = torch.zeros(self.tensors["logits_rows"].numel(), dtype=torch.int32)
-        self.result_array: Array = self.result.numpy()
-        self.logits_slots = self.tensors["logits_slots"].data_ptr()
+        self.memory: IntArray = np.zeros(length, dtype=np.int32)
+        self.arrays: dict[str, IntArray] = {name: self.memory[offset : offset + size] for name, offset, size in layout}
+        self.result: IntArray = np.zeros(self.arrays["logits_rows"].size, dtype=np.int32)
+        self.logits_slots = self.arrays["logits_slots"].ctypes.data
+        self.result_pointer = self.result.ctypes.data
         self.inputs: StepInputs
 
 
@@ -57,32 +50,36 @@ class HostState:
         num_slots: sequences that run at once.
         table_stride: blocks of the longest sequence.
         vocab_size: for the penalty counts.
+
+    Attributes:
+        arenas: the three.
+        params_pointer: address of int32 [num_slots, 16].
+        counts_pointer: address of int32 [num_slots, vocab_size]; 0 until some sequence has penalties.
     """
 
     def __init__(
-        self, core: Core, buffer: Callable[[torch.Tensor], Buffer], num_slots: int, table_stride: int, vocab_size: int
+        self, core: Core, buffer: Callable[[Memory], Buffer], num_slots: int, table_stride: int, vocab_size: int
     ) -> None:
         layout, length = core.layout(), core.arena_len()
         self.arenas = [Arena(layout, length) for _ in range(NUM_ARENAS)]
         self.history: Callable[[int], bytes] = core.history
         self.vocab_size = vocab_size
-        self.block_tables = torch.zeros((num_slots, table_stride), dtype=torch.int32)
-        self.params = torch.zeros((num_slots, PARAM_WIDTH), dtype=torch.int32)
-        self.counts: torch.Tensor | None = None
-        self._block_tables: Array = self.block_tables.numpy()
-        self._params: Array = self.params.numpy()
-        self._last_token: Array = np.zeros(num_slots, dtype=np.int32)
-        self._counts: Array | None = None
+        self._block_tables: IntArray = np.zeros((num_slots, table_stride), dtype=np.int32)
+        self._params: IntArray = np.zeros((num_slots, PARAM_WIDTH), dtype=np.int32)
+        self._last_token: IntArray = np.zeros(num_slots, dtype=np.int32)
+        self._counts: IntArray | None = None
+        self.params_pointer = self._params.ctypes.data
+        self.counts_pointer = 0
         for arena in self.arenas:
-            tensors = arena.tensors
+            arrays = arena.arrays
             arena.inputs = StepInputs(
-                token_ids=buffer(tensors["token_ids"]),
-                positions=buffer(tensors["positions"]),
-                slot_mapping=buffer(tensors["slot_mapping"]),
-                rows=buffer(tensors["rows"]),
-                seq_lens=buffer(tensors["seq_lens"]),
-                query_start=buffer(tensors["query_start"]),
-                block_tables=buffer(self.block_tables),
+                token_ids=buffer(arrays["token_ids"]),
+                positions=buffer(arrays["positions"]),
+                slot_mapping=buffer(arrays["slot_mapping"]),
+                rows=buffer(arrays["rows"]),
+                seq_lens=buffer(arrays["seq_lens"]),
+                query_start=buffer(arrays["query_start"]),
+                block_tables=buffer(self._block_tables),
                 table_stride=table_stride,
             )
 
@@ -112,7 +109,7 @@ class HostState:
 
     def record(self, arena: Arena, num_logits: int) -> None:
         """Remember the step's samples as last tokens, and count them where penalties want it."""
-        sampled = arena.result_array[:num_logits]
+        sampled = arena.result[:num_logits]
         slots = arena.arrays["logits_slots"][:num_logits]
         self._last_token[slots] = sampled
         if self._counts is not None:
@@ -126,7 +123,7 @@ class HostState:
         wanted = params[:, _NUM_LOGPROBS][(params[:, _FLAGS] & _WANTS_LOGPROBS).astype(bool)]
         return int(wanted.max()) if wanted.size else -1
 
-    def _update_params(self, count: int, arrays: dict[str, Array]) -> None:
+    def _update_params(self, count: int, arrays: dict[str, IntArray]) -> None:
         slots = arrays["param_slots"][:count]
         values = arrays["param_values"][: count * PARAM_WIDTH].reshape(count, PARAM_WIDTH)
         self._params[slots] = values
@@ -136,8 +133,8 @@ class HostState:
     def _fill_counts(self, slot: int, prompt_length: int) -> None:
         """Count a sequence's output so far, and mark what its prompt holds."""
         if self._counts is None:
-            self.counts = mapped_zeros((self._params.shape[0], self.vocab_size), torch.int32)
-            self._counts = self.counts.numpy()
+            self._counts = mapped_zeros((self._params.shape[0], self.vocab_size), np.int32)
+            self.counts_pointer = self._counts.ctypes.data
         tokens = np.frombuffer(self.history(slot), dtype=np.int32)
         row = self._counts[slot]
         row[:] = 0
