@@ -207,11 +207,15 @@ fn read_tensor(
         ));
     };
     let Some(num_bytes) = dtype.num_bytes(elements, row_len) else {
-        let what = format!(
-            "rows of {row_len} are not whole blocks of {} {}",
-            dtype.block_len(),
-            dtype.name()
-        );
+        let what = if row_len.is_multiple_of(dtype.block_len() as u64) {
+            format!("{elements} elements of {} have no size in bytes", dtype.name())
+        } else {
+            format!(
+                "rows of {row_len} are not whole blocks of {} {}",
+                dtype.block_len(),
+                dtype.name()
+            )
+        };
         return Err(Error::corrupt(at, what));
     };
     let at = source.position();

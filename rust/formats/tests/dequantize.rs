@@ -55,9 +55,9 @@ fn element(kind: Kind, b: &[u8], k: usize) -> f32 {
             half(b, 0) * f32::from(scale) * f32::from(q) - half(b, 2) * f32::from(shift)
         }
         Kind::Q6_K => {
-            let (n, l, g) = (k / 128, k % 32, k % 128 / 32);
-            let low = b[64 * n + 32 * (g & 1) + l] >> (4 * (g >> 1)) & 15;
-            let high = b[128 + 32 * n + l] >> (2 * g) & 3;
+            let (part, l, run) = (k / 128, k % 32, k % 128 / 32);
+            let low = b[64 * part + 32 * (run & 1) + l] >> (4 * (run >> 1)) & 15;
+            let high = b[128 + 32 * part + l] >> (2 * run) & 3;
             half(b, 208) * f32::from(b[192 + k / 16] as i8) * (f32::from(low | high << 4) - 32.0)
         }
         _ => unreachable!("not among the supported types"),
