@@ -32,7 +32,7 @@ const BLOCK_ROWS: usize = 256;
 /// Rows of an item at least, where there are more: below that, fetching the weight costs more than it saves.
 const MIN_BLOCK_ROWS: usize = 32;
 /// How far ahead of itself a tile that streams the weight fetches it, in bytes.
-const STREAM_AHEAD: usize = 4096;
+const STREAM_AHEAD: usize = 8192;
 
 thread_local! {
     /// Accumulators between blocks of k, kept for the next product.
@@ -135,31 +135,38 @@ impl Product<'_> {
 
     /// Few rows: the weight streams by once, a range of panels an item.
     fn stream(&self, rows: usize) {
-        let panels = self.panels();
-        let range = panels.div_ceil(8 * self.threads);
-        parallel_for(panels.div_ceil(range), &|item| {
-            for panel in item * range..panels.min((item + 1) * range) {
-                let next = (rows > self.kernels.skinny.tiles.len() && panel + 1 < panels)
-                    .then(|| panel + 1..panel + 2);
-                self.unit(panel..panel + 1, &self.kernels.skinny, 0..rows, next);
+        let (panels, shape) = (self.panels(), &self.kernels.skinny);
+        // As many ranges for each thread: of three panels or more, for the stream's start costs.
+        let ranges = self.threads * (panels / self.threads / 3).clamp(1, 8);
+        let ranges = ranges.min(panels);
+        let first = |range: usize| panels * range / ranges;
+        parallel_for(ranges, &|range| {
+            for panel in first(range)..first(range + 1) {
+                let next = match panel + 1 {
+                    next if next == first(range + 1) => first(range + self.threads),
+                    next => next,
+                };
+                let next = (rows > shape.tiles.len() && next < panels).then(|| next..next + 1);
+                self.unit(panel..panel + 1, shape, 0..rows, next);
             }
         });
     }
 
     /// Many rows: an item is as many columns as a bulk tile has, times a block of rows.
     fn blocks(&self, rows: usize) {
-        let panels = self.panels();
-        let width = self.kernels.bulk.columns.div_ceil(PANEL);
+        let (panels, bulk) = (self.panels(), &self.kernels.bulk);
+        let width = bulk.columns.div_ceil(PANEL);
         let units = panels.div_ceil(width);
-        let wanted = (16 * self.threads).div_ceil(units).min(rows.div_ceil(MIN_BLOCK_ROWS));
-        let blocks = wanted.max(rows.div_ceil(BLOCK_ROWS));
+        let even = (16 * self.threads).div_ceil(units).min(rows.div_ceil(MIN_BLOCK_ROWS));
+        let busy = self.threads.div_ceil(units).min(rows.div_ceil(bulk.tiles.len()));
+        let blocks = even.max(busy).max(rows.div_ceil(BLOCK_ROWS));
         let unit = |index: usize| index * width..panels.min((index + 1) * width);
         parallel_for(units * blocks, &|item| {
             let block = item % blocks;
             let range = rows * block / blocks..rows * (block + 1) / blocks;
             let panels = unit(item / blocks);
-            let narrow = self.kernels.bulk.columns > panels.len() * PANEL;
-            let shape = if narrow { &self.kernels.skinny } else { &self.kernels.bulk };
+            let narrow = bulk.columns > panels.len() * PANEL;
+            let shape = if narrow { &self.kernels.skinny } else { bulk };
             // Very likely what this thread claims next.
             let next = (item + self.threads) / blocks;
             let next = (next < units && next != item / blocks).then(|| unit(next));

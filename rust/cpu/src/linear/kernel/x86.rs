@@ -23,7 +23,7 @@ pub(super) static AVX512_BF16: Kernels = Kernels {
         4,
         [1, 2, 3, 4, 5, 6]
     ),
-    skinny_rows: 24,
+    skinny_rows: 32,
 };
 
 pub(super) static AVX512_WIDENED: Kernels = Kernels {
@@ -39,7 +39,7 @@ pub(super) static AVX512_WIDENED: Kernels = Kernels {
         4,
         [1, 2, 3, 4, 5, 6]
     ),
-    skinny_rows: 24,
+    skinny_rows: 32,
 };
 
 pub(super) static AVX512_F32: Kernels = Kernels {
@@ -55,7 +55,7 @@ pub(super) static AVX512_F32: Kernels = Kernels {
         4,
         [1, 2, 3, 4, 5, 6]
     ),
-    skinny_rows: 24,
+    skinny_rows: 32,
 };
 
 pub(super) static AVX2_WIDENED: Kernels = Kernels {
