@@ -3,6 +3,7 @@
 Run as a program, this is an engine worker. The settings' `model` says how it behaves, as `fake:key=value,...`:
 
     step_s    seconds a step takes
+    stall_at  the step that takes half a minute
     crash_at  the step that raises
     exit_at   the step that ends the process at once, as a fault in native code would
     load      `refuse`: the model is not there; `crash`: loading raises; `hang`: it never ends
@@ -54,12 +55,15 @@ class MisbehavingRunner(FakeRunner):
     def __init__(self, info: ModelInfo, options: dict[str, str]) -> None:
         super().__init__(info)
         self._step_s = float(options.get("step_s", 0))
+        self._stall_at = int(options.get("stall_at", -1))
         self._crash_at = int(options.get("crash_at", -1))
         self._exit_at = int(options.get("exit_at", -1))
 
     def launch(self, plan: Any) -> Any:
         if self._step_s:
             time.sleep(self._step_s)
+        if self.num_steps == self._stall_at:
+            time.sleep(30)
         if self.num_steps == self._crash_at:
             raise RuntimeError("the device is on fire")
         if self.num_steps == self._exit_at:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from octavo._core import cpu_info, cpu_set_num_threads
 from octavo.config import EngineConfig
 from octavo.engine.process import WORKER_COMMAND, WorkerProcess
 from octavo.engine.protocol import (
@@ -82,12 +83,26 @@ class Backend(Protocol):
 
 
 class LocalBackend:
-    """The loop in this process."""
+    """The loop in this process.
 
-    def __init__(self, loop: EngineLoop, model: ModelInfo, tokenizer: Tokenizer | None) -> None:
+    Args:
+        loop: ready to step.
+        model: what was loaded.
+        tokenizer: the model's.
+        restore: puts settings of the process back that loading the model changed; called by `close`.
+    """
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        model: ModelInfo,
+        tokenizer: Tokenizer | None,
+        restore: Callable[[], None] = lambda: None,
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self._loop = loop
+        self._restore = restore
 
     @classmethod
     def load(cls, config: EngineConfig, progress: ProgressCallback) -> LocalBackend:
@@ -98,8 +113,12 @@ class LocalBackend:
         """
         from octavo.engine.build import build_engine
 
-        loop, model, tokenizer = build_engine(config, progress)
-        return cls(loop, model, tokenizer)
+        num_threads = cpu_info()["num_threads"]
+        try:
+            return cls(*build_engine(config, progress), lambda: cpu_set_num_threads(num_threads))
+        except BaseException:
+            cpu_set_num_threads(num_threads)
+            raise
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue all of them, or none."""
@@ -128,6 +147,7 @@ class LocalBackend:
     def close(self) -> None:
         """Give the device's memory back."""
         self._loop.close()
+        self._restore()
 
 
 class WorkerBackend:
@@ -171,6 +191,8 @@ class WorkerBackend:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue all of them, or none."""
+        if not requests:
+            return
         for message in submissions(requests, batch=True):
             self._send(message)
         while True:

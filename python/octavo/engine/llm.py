@@ -34,9 +34,9 @@ class LLM:
         with LLM("demo") as llm:
             outputs = llm.generate(["Once upon a time", "2 + 2 ="], SamplingParams(temperature=0, max_tokens=32))
 
-    In this process, a loaded model holds settings of the whole process: the threads of torch and of Octavo's CPU
-    kernels. `close` sets torch's back. With `worker=True` nothing changes here and torch is not even imported; that
-    costs a hop over a socket each step.
+    In this process, one setting holds for the whole process: `num_threads`, the threads of Octavo's CPU kernels, which
+    every model shares; `close` sets it back. With `worker=True` nothing changes here; that costs a hop over a socket
+    each step.
 
     Not thread-safe: one call at a time.
 

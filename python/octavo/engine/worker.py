@@ -187,7 +187,7 @@ def main(arguments: list[str] | None = None, *, load: LoadEngine | None = None) 
 def _serve(connection: Connection, wake: int, load: LoadEngine | None) -> int:
     build = load
     if build is None:
-        # torch takes a second or more to import: meanwhile the client finds the model's files.
+        # Imports take their time: meanwhile the client finds the model's files.
         import octavo.runner.runner  # noqa: F401
         from octavo.engine.build import build_engine
 
