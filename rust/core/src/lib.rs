@@ -6,6 +6,7 @@
 //! `plan` may be called once more before the last step is committed.
 #![forbid(unsafe_code)]
 
+mod admission;
 pub mod block;
 pub mod cache;
 pub mod commit;

@@ -11,14 +11,22 @@ use hashbrown::HashTable;
 
 use crate::block::{BlockId, NodeUid};
 
+/// A node as the table holds it. Its uid lies here, so that the walk's next key does not wait for anything else.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    uid: NodeUid,
+    parent: NodeUid,
+    block: BlockId,
+}
+
+/// A block's node: its uid and the hash of its key.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     uid: NodeUid,
-    parent: NodeUid,
     hash: u64,
 }
 
-const VACANT: Node = Node { uid: NodeUid::NONE, parent: NodeUid::NONE, hash: 0 };
+const VACANT: Node = Node { uid: NodeUid::NONE, hash: 0 };
 
 type RootKey = (u32, Vec<u8>);
 
@@ -27,7 +35,7 @@ type RootKey = (u32, Vec<u8>);
 pub struct PrefixCache {
     block_size: usize,
     hasher: FixedState,
-    table: HashTable<BlockId>,
+    table: HashTable<Entry>,
     nodes: Vec<Node>,
     /// Tokens of each block's node, `block_size` a block.
     tokens: Vec<u32>,
@@ -114,9 +122,9 @@ impl PrefixCache {
     /// The block that holds these tokens after that parent.
     #[must_use]
     pub fn find(&self, parent: NodeUid, tokens: &[u32]) -> Option<(BlockId, NodeUid)> {
-        let block =
-            *self.table.find(self.hash(parent, tokens), |&block| self.is(block, parent, tokens))?;
-        Some((block, self.nodes[block.index()].uid))
+        let hash = self.hash(parent, tokens);
+        let entry = self.table.find(hash, |entry| self.is(entry, parent, tokens))?;
+        Some((entry.block, entry.uid))
     }
 
     /// Follow `tokens` from `node`, block by block, for at most `max_blocks`; blocks found are appended to `out`. The
@@ -147,9 +155,11 @@ impl PrefixCache {
         self.next_uid += 1;
         let start = block.index() * self.block_size;
         self.tokens[start..start + self.block_size].copy_from_slice(tokens);
-        self.nodes[block.index()] = Node { uid, parent, hash };
+        self.nodes[block.index()] = Node { uid, hash };
         let nodes = &self.nodes;
-        self.table.insert_unique(hash, block, |other| nodes[other.index()].hash);
+        self.table.insert_unique(hash, Entry { uid, parent, block }, |entry| {
+            nodes[entry.block.index()].hash
+        });
         if parent.is_root() {
             self.use_root(parent);
         }
@@ -162,11 +172,11 @@ impl PrefixCache {
         if node.uid == NodeUid::NONE {
             return false;
         }
-        if let Ok(entry) = self.table.find_entry(node.hash, |&other| other == block) {
-            entry.remove();
-        }
-        if node.parent.is_root() {
-            self.release_root(node.parent);
+        if let Ok(entry) = self.table.find_entry(node.hash, |entry| entry.uid == node.uid) {
+            let (entry, _) = entry.remove();
+            if entry.parent.is_root() {
+                self.release_root(entry.parent);
+            }
         }
         true
     }
@@ -193,21 +203,21 @@ impl PrefixCache {
             ));
         }
         let mut first_blocks: BTreeMap<NodeUid, usize> = BTreeMap::new();
-        for (i, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.uid != NodeUid::NONE)
-        {
-            let block = BlockId(i as u32);
-            let tokens = self.block_tokens(block);
-            if self.hash(node.parent, tokens) != node.hash
-                || self.find(node.parent, tokens) != Some((block, node.uid))
+        for entry in &self.table {
+            let tokens = self.block_tokens(entry.block);
+            let node = self.nodes[entry.block.index()];
+            if node.uid != entry.uid
+                || node.hash != self.hash(entry.parent, tokens)
+                || self.find(entry.parent, tokens) != Some((entry.block, entry.uid))
             {
-                return Err(format!("prefix cache: {block:?} is not found under its key"));
+                return Err(format!("prefix cache: {:?} is not found under its key", entry.block));
             }
-            if node.parent.is_root() {
-                *first_blocks.entry(node.parent).or_default() += 1;
-            } else if uids.binary_search(&node.parent).is_err() {
+            if entry.parent.is_root() {
+                *first_blocks.entry(entry.parent).or_default() += 1;
+            } else if uids.binary_search(&entry.parent).is_err() {
                 return Err(format!(
-                    "prefix cache: {block:?} is indexed and its parent {:?} is not",
-                    node.parent
+                    "prefix cache: {:?} is indexed and its parent is not",
+                    entry.block
                 ));
             }
         }
@@ -232,7 +242,7 @@ impl PrefixCache {
         &self.tokens[start..start + self.block_size]
     }
 
-    fn is(&self, block: BlockId, parent: NodeUid, tokens: &[u32]) -> bool {
-        self.nodes[block.index()].parent == parent && self.block_tokens(block) == tokens
+    fn is(&self, entry: &Entry, parent: NodeUid, tokens: &[u32]) -> bool {
+        entry.parent == parent && self.block_tokens(entry.block) == tokens
     }
 }
