@@ -1,0 +1,297 @@
+"""The command line, through real processes with a fake engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cli_fakes import CommandEngine
+from octavo.cli import main
+from octavo.engine import async_engine
+
+FAKES = str(Path(__file__).with_name("cli_fakes.py"))
+REPLY = "Hello, wörld! 🎉 数据 and more. "
+
+
+def octavo(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, FAKES, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+@contextmanager
+def serving(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A server that is ready: process, address, all it printed."""
+    process = subprocess.Popen(
+        [sys.executable, FAKES, "serve", *arguments, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert process.stdout is not None
+    try:
+        printed = ""
+        while "print(" not in printed:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            printed += line
+        yield process, re.search(r"http://\S+?:\d+", printed)[0], printed
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_version_and_help() -> None:
+    from octavo import __version__
+
+    assert octavo("--version").stdout == f"octavo {__version__}\n"
+    done = octavo("--help")
+    assert done.returncode == 0
+    for command in ("serve", "run", "chat", "plan", "bench"):
+        assert re.search(rf"^  {command} ", done.stdout, re.MULTILINE)
+    assert "--max-num-batched-tokens" in octavo("serve", "--help").stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom octavo.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = ('torch', 'transformers', 'starlette', 'uvicorn', 'numpy', 'rich.console', 'msgspec')\n"
+        "sys.stderr.write(str([name for name in heavy if name in sys.modules]))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["frobnicate"], 2, "frobnicate"),
+        (["serve"], 2, "model"),
+        (["serve", "fake", "--port", "x"], 2, "--port"),
+        (["serve", "fake", "--port", "70000"], 2, "--port"),
+        (["serve", "fake", "--no-such-flag"], 2, "--no-such-flag"),
+        (["serve", "fake", "--block-size", "7"], 1, "block_size: 7"),
+        (["serve", "fake", "--dtype", "int3"], 1, "dtype: 'int3'"),
+        (["serve", "fake", "--device", "tpu"], 1, "device: 'tpu'"),
+        (["serve", "fake", "--kv-cache-memory", "much"], 1, "kv_cache_memory: 'much'"),
+        (["serve", "fake", "--trust-remote-code"], 1, "trust_remote_code"),
+        (["serve", "fake", "--gpu-memory-utilization", "nan"], 1, "gpu_memory_utilization: nan"),
+        (["serve", "fake", "--host", "no.such.host.invalid"], 1, "host: 'no.such.host.invalid'"),
+        (["serve", "fake", "--uvicorn-log-level", "loud"], 1, "uvicorn_log_level: 'loud'"),
+        (["run", "fake", ""], 1, "prompt: is empty"),
+        (["run", "fake", "x", "--temperature", "-1"], 1, "temperature: -1"),
+        (["run", "fake", "x", "--temperature", "nan"], 1, "temperature: nan"),
+        (["run", "fake", "x" * 300], 1, "context of 256"),
+        (["chat", "missing"], 1, "model: there is no 'missing'"),
+        (["plan", "/no/such/model"], 1, "/no/such/model"),
+        (["bench", "nothing"], 1, "there is no 'nothing'"),
+        (["bench", "serve", "--base-url", "ftp://x"], 1, "base_url: 'ftp://x'"),
+        (["bench", "serve", "--base-url", "http://127.0.0.1:9"], 1, "127.0.0.1:9"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str],
+    code: int,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(async_engine, "AsyncEngine", CommandEngine)
+    with pytest.raises(SystemExit) as exited:
+        main(arguments)
+    assert exited.value.code == code
+    printed = capsys.readouterr()
+    *before, last = printed.err.strip().splitlines()
+    assert last.startswith("error: ")
+    assert text in last
+    assert all(line.startswith("[prompt ") for line in before)
+    assert printed.out == ""
+
+
+def test_a_mistake_ends_the_process() -> None:
+    done = octavo("serve", "missing", "--port", "0")
+    assert done.returncode == 1
+    assert done.stderr == "error: model: there is no 'missing'\n"
+
+
+def test_debug_shows_the_traceback() -> None:
+    assert "Traceback" in octavo("serve", "missing", "--port", "0", OCTAVO_DEBUG="1").stderr
+
+
+def test_run_streams_the_answer() -> None:
+    done = octavo("run", "fake", "Hi", "--max-tokens", "20", "--temperature", "0")
+    assert done.returncode == 0
+    assert done.stdout == REPLY[:20] + "\n"
+    assert done.stderr == "[prompt '<user>Hi<assistant>' 20 0]\n"
+
+
+def test_run_variants() -> None:
+    assert "[prompt 'Hi' 5 1]" in octavo("run", "fake", "Hi", "--raw", "--max-tokens", "5").stderr
+    assert "[prompt 'Hi' 256 1]" in octavo("run", "fake", "Hi", "--raw").stderr
+    done = octavo("run", "fake", "-", "--system", "Be brief", "--max-tokens", "5", stdin="From a pipe")
+    assert "[prompt '<system>Be brief<user>From a pipe<assistant>' 5 1]" in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} {FAKES} run fake Hi --raw | head -c 3"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "FAKE_ENGINE_DELAY": "0.002"},
+        check=True,
+    )
+    assert done.stdout == REPLY[:3]
+    assert done.stderr == "[prompt 'Hi' 256 1]\n"
+
+
+def test_chat_over_a_pipe() -> None:
+    script = "One\n\n/system Be kind\nTwo\nThree\n/clear\nFour\n/what\n/help\n/exit\nnever\n"
+    done = octavo("chat", "fake", "--max-tokens", "5", stdin=script)
+    assert done.returncode == 0
+    assert done.stdout == (REPLY[:5] + "\n") * 4
+    prompts = re.findall(r"\[prompt '(.*)' 5 1\]", done.stderr)
+    assert prompts == [
+        "<user>One<assistant>",
+        "<system>Be kind<user>Two<assistant>",
+        f"<system>Be kind<user>Two<assistant>{REPLY[:5]}<user>Three<assistant>",
+        "<system>Be kind<user>Four<assistant>",
+    ]
+    assert "/what: no such command" in done.stderr
+    assert "/clear " in done.stderr
+
+
+def test_chat_message_of_several_lines() -> None:
+    done = octavo("chat", "fake", "--max-tokens", "5", stdin='"""One\nTwo"""\n')
+    assert r"<user>One\nTwo<assistant>" in done.stderr
+
+
+def test_chat_survives_a_conversation_that_is_too_long() -> None:
+    done = octavo("chat", "fake", "--max-tokens", "5", stdin=f"{'x' * 300}\nHi\n")
+    assert done.returncode == 0
+    assert "error: prompt: " in done.stderr
+    assert done.stdout == REPLY[:5] + "\n"
+
+
+def test_serve_says_how_to_use_it() -> None:
+    with serving("fake", "--served-model-name", "one", "--served-model-name", "two") as (process, url, printed):
+        assert f"Serving one, two at {url}" in printed
+        assert "KV cache 1,024 tokens" in printed
+        # The printed commands are to work as they are.
+        curl = re.search(r"curl .*\n.*'\n", printed)[0]
+        done = subprocess.run(["bash", "-c", f"{curl} -s"], capture_output=True, text=True, timeout=30, check=False)
+        assert json.loads(done.stdout)["choices"][0]["message"]["content"].startswith(REPLY)
+        snippet = printed[printed.index("from openai") :]
+        done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout.startswith(REPLY), done.stderr
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stderr.read() == ""
+
+
+def test_vllms_module_name() -> None:
+    from octavo.entrypoints.openai.api_server import serve_arguments
+
+    assert serve_arguments(["--port", "1", "--model", "m", "--seed", "2"]) == [
+        "serve", "--port", "1", "--seed", "2", "--", "m",
+    ]  # fmt: skip
+    assert serve_arguments(["--model=m"]) == ["serve", "--", "m"]
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo.entrypoints.openai.api_server", "--model", "/no/such", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "/no/such" in done.stderr
+
+
+def test_port_in_use_is_said_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = octavo("serve", "fake", "--port", str(port), FAKE_ENGINE_LOADING="50")
+    assert done.returncode == 1
+    assert done.stderr == f"error: port: {port} is in use on 127.0.0.1; choose another with --port, or 0 for any\n"
+
+
+def refused(url: str) -> urllib.error.HTTPError:
+    """The error that `url` answers with, as soon as it answers."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except urllib.error.HTTPError as error:
+            return error
+        except OSError:
+            time.sleep(0.02)
+    pytest.fail("no error came")
+
+
+def test_the_port_answers_while_the_model_loads() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, FAKES, "serve", "fake", "--port", str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "FAKE_ENGINE_LOADING": "50"},
+    )
+    try:
+        with refused(f"http://127.0.0.1:{port}/health") as error:
+            assert error.code == 503
+            assert json.load(error)["error"]["code"] == "model_loading"
+            assert error.headers["retry-after"] == "1"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_answers_finish(number: signal.Signals) -> None:
+    with serving("fake", "--max-model-len", "100000", FAKE_ENGINE_DELAY="0.01") as (process, url, _):
+        body = json.dumps({"prompt": "Hi", "max_tokens": 100, "stream": True}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=20) as response:
+            response.readline()
+            process.send_signal(number)
+            text = response.read().decode()
+        assert text.count('"text"') == 99
+        assert text.endswith("data: [DONE]\n\n")
+        assert process.wait(10) == 0
+
+
+def test_a_signal_cuts_answers_short_after_the_grace() -> None:
+    options = ("--max-model-len", "100000", "--shutdown-timeout", "0.3")
+    with serving("fake", *options, FAKE_ENGINE_DELAY="0.01") as (process, url, _):
+        body = json.dumps({"prompt": "Hi", "max_tokens": 90000, "stream": True}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=20) as response:
+            response.readline()
+            process.send_signal(signal.SIGTERM)
+            events = response.read().decode().strip().split("\n\n")
+        assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "server_stopping"
+        assert events[-1] == "data: [DONE]"
+        assert process.wait(10) == 0
