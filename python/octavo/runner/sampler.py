@@ -54,7 +54,9 @@ class CpuSampler:
         """As `Sampler.sample`."""
         rows, vocab_size = logits.shape
         offset, width = 4 * start, 0
-        logprobs = top_ids = top_logprobs = 0
+        out = arena.result_pointer + offset
+        # The kernel wants an address though no row that asks will be written.
+        logprobs, top_ids, top_logprobs = out, 0, 0
         if result.logprobs is not None and result.top_ids is not None and result.top_logprobs is not None:
             width = result.top_ids.shape[1]
             logprobs = result.logprobs.ctypes.data + offset
@@ -70,7 +72,7 @@ class CpuSampler:
             positions.ctypes.data + offset,
             state.counts_pointer,
             vocab_size,
-            arena.result_pointer + offset,
+            out,
             logprobs,
             top_ids,
             top_logprobs,
