@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from octavo.errors import CorruptFile, ModelError, ModelNotFound, UnsupportedModel
+from octavo.loading.config import load_model_config
+from octavo.loading.gguf import hugging_face_name
+from octavo.loading.resolve import resolve_model
+from octavo.loading.weights import open_weights
+
+HIDDEN, HEADS, KV_HEADS, INNER, VOCAB = 256, 8, 4, 512, 320
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+
+
+def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to the rows of q and k."""
+    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def raw(rng: np.random.Generator, shape: tuple[int, int], kind: str) -> np.ndarray:
+    """A tensor as the file stores it, values of a weight's size."""
+    values = rng.standard_normal(shape).astype(np.float32) * 0.05
+    if kind not in ("Q4_K", "Q5_K", "Q6_K"):
+        return gguf.quants.quantize(values, Kind[kind])
+    block, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // block, size), dtype=np.uint8)
+    scale = np.float16(0.01).tobytes()
+    places = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind]
+    for place in places:
+        blocks[..., place : place + 2] = np.frombuffer(scale, dtype=np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+
+def write(path: Path, kind: str = "F32", *, tied: bool = True, biases: bool = False, arch: str = "llama", **changes: Any):
+    """A one-layer model; returns the tensors in Hugging Face's order, as gguf-py dequantizes them."""
+    rng = np.random.default_rng(7)
+    writer = gguf.GGUFWriter(path, arch)
+    values = {
+        "block_count": 1,
+        "context_length": 512,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": INNER,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 5e5,
+        "rope.dimension_count": HIDDEN // HEADS,
+        **changes,
+    }
+    for key, value in values.items():
+        name = key if key.startswith(("tokenizer.", "general.", "split.")) else f"{arch}.{key}"
+        if value is None:
+            continue
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif isinstance(value, list):
+            writer.add_array(name, value)
+        else:
+            writer.add_uint32(name, value)
+    kv_size = HIDDEN // HEADS * KV_HEADS
+    matrices = {
+        "token_embd": (VOCAB, HIDDEN),
+        "blk.0.attn_q": (HIDDEN, HIDDEN),
+        "blk.0.attn_k": (kv_size, HIDDEN),
+        "blk.0.attn_v": (kv_size, HIDDEN),
+        "blk.0.attn_output": (HIDDEN, HIDDEN),
+        "blk.0.ffn_gate": (INNER, HIDDEN),
+        "blk.0.ffn_up": (INNER, HIDDEN),
+        "blk.0.ffn_down": (HIDDEN, INNER),
+    }
+    if not tied:
+        matrices["output"] = (VOCAB, HIDDEN)
+    expected = {}
+    heads = {"blk.0.attn_q": HEADS, "blk.0.attn_k": KV_HEADS} if arch == "llama" else {}
+    for name, shape in matrices.items():
+        blocks = raw(rng, shape, kind)
+        expected[hugging_face_name(f"{name}.weight")] = gguf.quants.dequantize(blocks, Kind[kind]).reshape(shape)
+        if name in heads:
+            blocks = permuted(blocks, heads[name])
+        writer.add_tensor(f"{name}.weight", blocks, raw_dtype=Kind[kind])
+    if biases:
+        for name, rows in (("attn_q", HIDDEN), ("attn_k", kv_size), ("attn_v", kv_size)):
+            bias = rng.standard_normal(rows).astype(np.float32)
+            expected[hugging_face_name(f"blk.0.{name}.bias")] = bias
+            full = f"blk.0.{name}"
+            writer.add_tensor(f"{full}.bias", permuted(bias, heads[full]) if full in heads else bias)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        norm = rng.standard_normal(HIDDEN).astype(np.float32)
+        expected[hugging_face_name(f"{name}.weight")] = norm
+        writer.add_tensor(f"{name}.weight", norm)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return expected
+
+
+def test_names():
+    pairs = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+        "blk.0.attn_norm.weight": "model.layers.0.input_layernorm.weight",
+        "blk.31.attn_q.bias": "model.layers.31.self_attn.q_proj.bias",
+        "blk.2.attn_q_norm.weight": "model.layers.2.self_attn.q_norm.weight",
+        "blk.2.ffn_norm.weight": "model.layers.2.post_attention_layernorm.weight",
+        "blk.2.ffn_down.weight": "model.layers.2.mlp.down_proj.weight",
+        "rope_freqs.weight": "rope_freqs.weight",
+        "blk.2.ffn_gate_exps.weight": "blk.2.ffn_gate_exps.weight",
+    }
+    assert {name: hugging_face_name(name) for name in pairs} == pairs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tensor_type(tmp_path, kind):
+    expected = write(tmp_path / "m.gguf", kind, tied=False)
+    weights = open_weights(resolve_model(str(tmp_path / "m.gguf")))
+    assert sorted(weights.names()) == sorted(expected)
+    weights.prefetch()
+    for name, values in expected.items():
+        tensor = weights.to_torch(name, torch.float32)
+        stored, shape = weights.describe(name)
+        assert stored == (kind if values.ndim == 2 else "F32")
+        assert shape == values.shape
+        np.testing.assert_allclose(tensor.numpy(), values, rtol=1e-6, atol=1e-7, err_msg=name)
+        rounded = weights.to_torch(name, torch.bfloat16)
+        np.testing.assert_allclose(rounded.float().numpy(), values, rtol=2**-8, atol=1e-6, err_msg=name)
+
+
+def test_rows_of_biases_are_put_back_too(tmp_path):
+    expected = write(tmp_path / "m.gguf", biases=True)
+    source = resolve_model(str(tmp_path / "m.gguf"))
+    weights = open_weights(source)
+    for name, values in expected.items():
+        assert np.array_equal(weights.to_torch(name).numpy(), values), name
+    assert load_model_config(source).attention_bias
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
+def test_architectures_whose_rows_stay(tmp_path, arch):
+    expected = write(tmp_path / "m.gguf", arch=arch)
+    source = resolve_model(str(tmp_path / "m.gguf"))
+    weights = open_weights(source)
+    for name, values in expected.items():
+        assert np.array_equal(weights.to_torch(name).numpy(), values), name
+    assert load_model_config(source).architecture == {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[arch]
+
+
+@pytest.mark.demo
+def test_demo_weights_equal_what_transformers_makes_of_them(demo):
+    from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
+
+    transformers = LlamaTensorProcessor({"num_attention_heads": 9, "num_key_value_heads": 3})
+    weights = open_weights(demo)
+    tensors = gguf.GGUFReader(demo.path).tensors
+    assert sorted(weights.names()) == sorted(hugging_face_name(tensor.name) for tensor in tensors)
+    for tensor in tensors:
+        if not tensor.name.startswith(("blk.0.", "blk.17.", "blk.29.", "output", "token")):
+            continue
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        expected = torch.from_numpy(transformers.process(values, tensor.name).weights.copy())
+        assert torch.equal(weights.to_torch(hugging_face_name(tensor.name), torch.float32), expected), tensor.name
+
+
+@pytest.mark.demo
+def test_demo_config_equals_what_transformers_reads(demo):
+    from transformers import AutoConfig
+
+    expected = AutoConfig.from_pretrained(demo.path.parent, gguf_file=demo.path.name)
+    config = load_model_config(demo)
+    assert config.architecture == "LlamaForCausalLM"
+    assert config.vocab_size == expected.vocab_size == 49152
+    assert config.hidden_size == expected.hidden_size
+    assert config.num_layers == expected.num_hidden_layers
+    assert config.num_heads == expected.num_attention_heads
+    assert config.num_kv_heads == expected.num_key_value_heads
+    assert config.head_dim == expected.head_dim
+    assert config.intermediate_size == expected.intermediate_size
+    assert config.rms_norm_eps == expected.rms_norm_eps
+    assert config.max_position_embeddings == expected.max_position_embeddings
+    assert config.rope.theta == expected.rope_parameters["rope_theta"]
+    assert config.tie_word_embeddings is expected.tie_word_embeddings is True
+    assert config.eos_token_ids == (expected.eos_token_id,)
+    assert config.bos_token_id == expected.bos_token_id
+
+
+def config_of(path: Path, **changes: Any):
+    write(path, **changes)
+    return load_model_config(resolve_model(str(path)))
+
+
+def test_config(tmp_path):
+    config = config_of(tmp_path / "m.gguf", tied=False)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (1, 8, 4, 32)
+    assert (config.rope.kind, config.rope.theta, config.rope.dim) == ("default", 5e5, 32)
+    assert not config.tie_word_embeddings
+    assert not config.attention_bias
+    assert config.vocab_size == VOCAB
+    assert config.dtype == "gguf"
+
+
+def test_scaled_positions(tmp_path):
+    config = config_of(
+        tmp_path / "m.gguf",
+        **{
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.attn_factor": 1.25,
+        },
+    )
+    assert config.rope.kind == "yarn"
+    assert config.rope.parameters == {
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "attention_factor": 1.25,
+    }
+
+
+def test_counts_given_a_layer_each(tmp_path):
+    config = config_of(tmp_path / "m.gguf", **{"attention.head_count_kv": [KV_HEADS, KV_HEADS]})
+    assert config.num_kv_heads == KV_HEADS
+
+
+def test_recommended_sampling(tmp_path):
+    config = config_of(tmp_path / "m.gguf", **{"general.sampling.temp": 0.5, "general.sampling.top_k": 20})
+    assert config.sampling_defaults == {"temperature": 0.5, "top_k": 20}
+
+
+def test_end_tokens(tmp_path):
+    config = config_of(
+        tmp_path / "m.gguf",
+        **{
+            "tokenizer.ggml.tokens": ["a", "b", "c", "d"],
+            "tokenizer.ggml.eos_token_id": 1,
+            "tokenizer.ggml.eot_token_id": 3,
+            "tokenizer.ggml.eom_token_id": 2,
+        },
+    )
+    assert config.eos_token_ids == (1, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arch": "mamba"}, "`general.architecture` is 'mamba'"),
+        ({"expert_count": 8}, "llama.expert_count"),
+        ({"attention.value_length": 16}, "values of 16"),
+        ({"split.count": 3}, "one of 3 parts"),
+    ],
+)
+def test_unsupported_files(tmp_path, changes, message):
+    with pytest.raises(UnsupportedModel, match=message):
+        config_of(tmp_path / "m.gguf", **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_count": None}, "`llama.block_count` is missing"),
+        ({"block_count": 0}, "`llama.block_count` is 0"),
+        ({"embedding_length": "many"}, "`llama.embedding_length` is 'many'"),
+        ({"attention.head_count": 7, "attention.head_count_kv": 7}, "cannot be divided among 7 heads"),
+        ({"attention.head_count_kv": 3}, "8 query heads cannot share 3"),
+        ({"attention.head_count_kv": [1, 2]}, r"head_count_kv` is \[1, 2\]"),
+        ({"attention.layer_norm_rms_epsilon": float("nan")}, "layer_norm_rms_epsilon` is nan"),
+        ({"rope.freq_base": -1.0}, "freq_base` is -1"),
+        ({"rope.dimension_count": 33}, "dimension_count` is 33"),
+        ({"rope.scaling.type": "linear"}, "`factor` is missing"),
+        ({"tokenizer.ggml.tokens": [str(i) for i in range(VOCAB + 1)]}, "rows for a larger vocabulary"),
+    ],
+)
+def test_contradictory_files(tmp_path, changes, message):
+    with pytest.raises(CorruptFile, match=message):
+        config_of(tmp_path / "m.gguf", **changes)
+
+
+def test_rows_that_heads_cannot_share(tmp_path):
+    write(tmp_path / "m.gguf", **{"attention.head_count": 24, "attention.head_count_kv": 24})
+    weights = open_weights(resolve_model(str(tmp_path / "m.gguf")))
+    with pytest.raises(CorruptFile, match="which 24 heads cannot share"):
+        weights.get("model.layers.0.self_attn.q_proj.weight")
+
+
+@pytest.mark.parametrize("keep", [0, 3, 8, 30, 400, -1])
+def test_truncated_files(tmp_path, keep):
+    write(tmp_path / "whole.gguf")
+    path = tmp_path / "m.gguf"
+    path.write_bytes((tmp_path / "whole.gguf").read_bytes()[:keep])
+    source = resolve_model(str(path))
+    for read in (load_model_config, open_weights):
+        with pytest.raises(ModelError, match=r"m\.gguf"):
+            read(source)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ModelNotFound, match=r"none\.gguf"):
+        resolve_model(str(tmp_path / "none.gguf"))
