@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-
 from octavo.errors import CorruptFile, ModelNotFound
 from octavo.loading.resolve import resolve_model
 from octavo.loading.weights import WeightSource, open_weights
+from safetensors.torch import load_file, save_file
 
 
 def same(weights: WeightSource, tensors: dict[str, torch.Tensor]) -> None:

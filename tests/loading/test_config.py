@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-
 from octavo.errors import CorruptFile, ModelNotFound, UnsupportedModel
 from octavo.loading.config import load_model_config
 from octavo.loading.resolve import ModelSource
@@ -96,9 +95,7 @@ def test_partial_rotary(load):
 
 
 def test_generation_config_takes_precedence(load):
-    config = load(
-        {"eos_token_id": [7, 9, 7], "temperature": 0.6, "top_p": 0.9, "top_k": None, "do_sample": True}
-    )
+    config = load({"eos_token_id": [7, 9, 7], "temperature": 0.6, "top_p": 0.9, "top_k": None, "do_sample": True})
     assert config.eos_token_ids == (7, 9)
     assert config.sampling_defaults == {"temperature": 0.6, "top_p": 0.9}
 

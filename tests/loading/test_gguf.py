@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-
 from octavo.errors import CorruptFile, ModelError, ModelNotFound, UnsupportedModel
 from octavo.loading.config import load_model_config
 from octavo.loading.gguf import hugging_face_name
@@ -38,7 +37,9 @@ def raw(rng: np.random.Generator, shape: tuple[int, int], kind: str) -> np.ndarr
     return blocks.reshape(shape[0], -1)
 
 
-def write(path: Path, kind: str = "F32", *, tied: bool = True, biases: bool = False, arch: str = "llama", **changes: Any):
+def write(
+    path: Path, kind: str = "F32", *, tied: bool = True, biases: bool = False, arch: str = "llama", **changes: Any
+):
     """A one-layer model; returns the tensors in Hugging Face's order, as gguf-py dequantizes them."""
     rng = np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, arch)

@@ -39,6 +39,8 @@ def fetch_model(repository: str) -> Path:
     suffix = next((suffix for suffix in _WEIGHTS if any(_plain(file, suffix) for file in files)), None)
     if suffix == ".gguf":
         _refuse_many_gguf(repository, files)
+    if suffix is None and "config.json" not in files:
+        raise ModelNotFound(f"model: {repository} holds neither weights nor a config.json; check the name")
     patterns = _TEXT_FILES if suffix is None else (f"*{suffix}", *_TEXT_FILES)
     return _snapshot(repository, patterns, local_only=False)
 
