@@ -38,7 +38,9 @@ def read_folder_tokenizer(folder: Path) -> TokenizerParts | None:
     eos_id = None if eos is None else backend.token_to_id(eos)
     bos = special_tokens.get("bos_token")
     bos_id = None if bos is None else backend.token_to_id(bos)
-    if "add_bos_token" in settings or "add_eos_token" in settings:
+    # A tokenizer.json says itself what it puts around a text; transformers ignores the settings beside one.
+    beside_model = not (folder / "tokenizer.json").is_file()
+    if beside_model and ("add_bos_token" in settings or "add_eos_token" in settings):
         backend.post_processor = surround(
             (bos, bos_id) if settings.get("add_bos_token") and bos is not None and bos_id is not None else None,
             (eos, eos_id) if settings.get("add_eos_token") and eos is not None and eos_id is not None else None,
