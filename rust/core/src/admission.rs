@@ -25,7 +25,9 @@ impl Core {
             let idle = self.is_idle();
             // Its token in flight is not known yet; or nothing came free since it last found too few blocks.
             let hopeless = !idle && self.blocked == Some((order, self.kv.frees));
-            if samples > self.slots.num_free() || sequence.open_rows > 0 || hopeless {
+            // More sequences than can run wait for prefixes under way: one step looks at no more of them.
+            let crowded = self.queue.num_deferred() >= self.config.max_num_seqs;
+            if samples > self.slots.num_free() || sequence.open_rows > 0 || hopeless || crowded {
                 return None;
             }
             let block_size = self.config.block_size;

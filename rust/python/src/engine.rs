@@ -244,12 +244,17 @@ impl Core {
         })
     }
 
-    #[pyo3(signature = (
-        request_id, prompt_token_ids, *, arrival_us, n = 1, max_tokens, min_tokens = 0, temperature = 1.0, top_p = 1.0,
-        top_k = 0, min_p = 0.0, repetition_penalty = 1.0, presence_penalty = 0.0, frequency_penalty = 0.0, seed = 0,
-        logprobs = -1, stop_token_ids = Vec::new(), stop = Vec::new(), ignore_eos = false,
-        include_stop_str_in_output = false, skip_special_tokens = true, priority = 0, cache_salt = None, adapter = 0,
-    ))]
+    #[pyo3(
+        signature = (
+            request_id, prompt_token_ids, *, arrival_us, n = 1, max_tokens, min_tokens = 0,
+            temperature = 1.0, top_p = 1.0, top_k = 0, min_p = 0.0, repetition_penalty = 1.0,
+            presence_penalty = 0.0, frequency_penalty = 0.0, seed = 0, logprobs = -1,
+            stop_token_ids = Vec::new(), stop = Vec::new(), ignore_eos = false,
+            include_stop_str_in_output = false, skip_special_tokens = true, priority = 0,
+            cache_salt = None, adapter = 0,
+        ),
+        text_signature = "($self, request_id, prompt_token_ids, *, arrival_us, n=1, max_tokens, min_tokens=0, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, seed=0, logprobs=-1, stop_token_ids=..., stop=..., ignore_eos=False, include_stop_str_in_output=False, skip_special_tokens=True, priority=0, cache_salt=b'', adapter=0)"
+    )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn submit(
         &self,
