@@ -8,7 +8,8 @@ import threading
 import openai
 import uvloop
 from octavo.server.app import ServerState
-from octavo.server.lifecycle import bind, serve
+from octavo.server.lifecycle import serve
+from octavo.server.listen import bind
 from server_fakes import FakeEngine
 
 
@@ -30,7 +31,7 @@ class Running:
             self._task = asyncio.current_task()
             await serve(
                 listener,
-                start,
+                start(),
                 names=("fake", "org/alias"),
                 grace=0.2,
                 on_ready=lambda served: self._ready.set(),

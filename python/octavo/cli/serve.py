@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import typer
 
 from octavo.cli.console import loading_progress
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.server.lifecycle import bind, serve
-from octavo.server.served import ServedModel
+from octavo.server.listen import bind
+
+if TYPE_CHECKING:
+    from octavo.server.served import ServedModel
 
 __all__ = ["serve_command"]
 
@@ -38,19 +43,20 @@ async def _serve(config: EngineConfig, listener: socket.socket, shutdown_timeout
     began = time.monotonic()
     url = _url(listener)
 
-    with loading_progress() as progress:
-
-        async def start() -> AsyncEngine:
-            return await AsyncEngine.start(config, progress=progress)
+    with ExitStack() as shown:
+        progress = shown.enter_context(loading_progress())
+        engine = asyncio.ensure_future(AsyncEngine.start(config, progress=progress))
+        # The engine's process starts now, and loads while this one imports the server.
+        await asyncio.sleep(0)
+        from octavo.server.lifecycle import serve
 
         def announce(served: ServedModel) -> None:
-            progress_done()
+            shown.close()
             typer.echo(_announcement(url, served, time.monotonic() - began))
 
-        progress_done = getattr(progress, "done", lambda: None)
         await serve(
             listener,
-            start,
+            engine,
             names=config.served_model_name,
             grace=shutdown_timeout,
             log_level=log_level,

@@ -1,11 +1,5 @@
 """The HTTP server. Knows no torch.
 
-`ServerState` holds what is served, `create_app` makes the ASGI application over it, `octavo.server.lifecycle.serve`
-runs it on a bound socket.
+`octavo.server.app` holds what is served and the ASGI application over it; `octavo.server.lifecycle.serve` runs that on
+a socket of `octavo.server.listen.bind`.
 """
-
-from __future__ import annotations
-
-from octavo.server.app import ServerState, create_app
-
-__all__ = ["ServerState", "create_app"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -12,13 +11,11 @@ from typing import Protocol
 
 import uvicorn
 
-from octavo.errors import ConfigError
 from octavo.server.app import ServerState, create_app
+from octavo.server.listen import BACKLOG
 from octavo.server.served import Engine, ServedModel
 
-__all__ = ["ClosableEngine", "Server", "bind", "serve"]
-
-_BACKLOG = 2048
+__all__ = ["ClosableEngine", "Server", "serve"]
 
 
 class ClosableEngine(Engine, Protocol):
@@ -27,34 +24,6 @@ class ClosableEngine(Engine, Protocol):
     async def close(self) -> None:
         """End it."""
         ...
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Take a port before anything long begins.
-
-    Args:
-        host: an address or name of this machine.
-        port: 0 for any free one.
-
-    Raises:
-        ConfigError: in use, not allowed, or no such address.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(f"host: {host!r} port {port} is no address of this machine ({error})") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port: {port} is in use on {host}; choose another with --port, or 0 for any") from None
-        raise ConfigError(f"port: {host} port {port} cannot be bound ({error})") from None
-    listener.setblocking(False)
-    return listener
 
 
 class Server(uvicorn.Server):
@@ -68,7 +37,7 @@ class Server(uvicorn.Server):
 
 async def serve(
     listener: socket.socket,
-    start_engine: Callable[[], Awaitable[ClosableEngine]],
+    starting: Awaitable[ClosableEngine],
     *,
     names: Sequence[str] = (),
     grace: float = 5.0,
@@ -84,7 +53,7 @@ async def serve(
 
     Args:
         listener: from `bind`; closed at the end.
-        start_engine: loads the model; closed at the end.
+        starting: gives the engine once its model is loaded; closed at the end.
         names: the model answers to.
         grace: seconds.
         log_level: of uvicorn.
@@ -105,7 +74,7 @@ async def serve(
         access_log=False,
         server_header=False,
         log_level=log_level,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=round(grace) + 2,
     )
     server = Server(config)
@@ -120,7 +89,7 @@ async def serve(
     for number in handled:
         loop.add_signal_handler(number, on_signal)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    loading = asyncio.ensure_future(start_engine())
+    loading = asyncio.ensure_future(starting)
     stopped = asyncio.ensure_future(stop.wait())
     engine: ClosableEngine | None = None
     try:
