@@ -44,14 +44,18 @@ def server_process(config: EngineConfig) -> Iterator[ServerProcess]:
     assert process.stdout is not None
     assert process.stderr is not None
     complaints: list[str] = []
-    threading.Thread(target=complaints.extend, args=(process.stderr,), daemon=True).start()
+    # Both pipes are read to their end, so that the server never waits for us.
+    readers = [threading.Thread(target=complaints.extend, args=(process.stderr,), daemon=True)]
+    readers[0].start()
     try:
         found = next((match for line in process.stdout if (match := _READY.search(line))), None)
         if found is None:
             process.wait(_STOP_SECONDS)
+            readers[0].join(_STOP_SECONDS)
             reason = complaints[-1].strip().removeprefix("error: ") if complaints else "it gave no reason"
             raise ConfigError(f"serve: the server did not start: {reason}")
-        threading.Thread(target=process.stdout.read, daemon=True).start()
+        readers.append(threading.Thread(target=process.stdout.read, daemon=True))
+        readers[1].start()
         yield ServerProcess(found.group(1), process.pid)
     finally:
         process.terminate()
@@ -60,3 +64,7 @@ def server_process(config: EngineConfig) -> Iterator[ServerProcess]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        for reader in readers:
+            reader.join()
+        process.stdout.close()
+        process.stderr.close()
