@@ -189,7 +189,11 @@ def test_sentencepiece_files(sentencepiece_folder, texts):
             continue
         ids = tokenizer.encode(text)
         assert ids == [oracle.bos_id(), *oracle.encode(text)], text
-    write(sentencepiece_folder, "tokenizer_config.json", {"add_eos_token": True, "eos_token": "</s>"})
+    write(
+        sentencepiece_folder,
+        "tokenizer_config.json",
+        {"add_bos_token": False, "add_eos_token": True, "eos_token": "</s>"},
+    )
     tokenizer = Tokenizer.from_source(source(sentencepiece_folder))
     assert tokenizer.encode("the core") == [*oracle.encode("the core"), oracle.eos_id()]
     assert tokenizer.eos_token_ids == (oracle.eos_id(),)

@@ -42,7 +42,7 @@ def read_folder_tokenizer(folder: Path) -> TokenizerParts | None:
     beside_model = not (folder / "tokenizer.json").is_file()
     if beside_model and ("add_bos_token" in settings or "add_eos_token" in settings):
         backend.post_processor = surround(
-            (bos, bos_id) if settings.get("add_bos_token") and bos is not None and bos_id is not None else None,
+            (bos, bos_id) if settings.get("add_bos_token", True) and bos is not None and bos_id is not None else None,
             (eos, eos_id) if settings.get("add_eos_token") and eos is not None and eos_id is not None else None,
         )
     return TokenizerParts(
