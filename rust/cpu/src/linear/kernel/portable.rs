@@ -1,4 +1,6 @@
 //! Tiles in plain Rust, for processors without a kernel of their own.
+// Loops over a constant number of lanes become vectors; iterators over arrays do not, at every level of optimization.
+#![allow(clippy::needless_range_loop)]
 
 use half::bf16;
 
@@ -45,9 +47,12 @@ impl<const HALVES: usize> Simd for Portable<HALVES> {
     }
     #[inline(always)]
     unsafe fn words(source: *const u32, half: usize) -> [f32; LANES] {
-        // SAFETY: the trait's promise.
-        let words = unsafe { source.cast::<[u32; LANES]>().read_unaligned() };
-        words.map(|word| Self::widen(word, half))
+        let mut words = [0.0; LANES];
+        for lane in 0..LANES {
+            // SAFETY: the trait's promise.
+            words[lane] = Self::widen(unsafe { source.add(lane).read_unaligned() }, half);
+        }
+        words
     }
     #[inline(always)]
     unsafe fn broadcast(source: *const u32, half: usize) -> [f32; LANES] {
@@ -84,8 +89,10 @@ impl<const HALVES: usize> Simd for Portable<HALVES> {
     }
     #[inline(always)]
     unsafe fn store_bf16(target: *mut bf16, values: [f32; LANES]) {
-        // SAFETY: the trait's promise.
-        unsafe { target.cast::<[bf16; LANES]>().write_unaligned(values.map(bf16::from_f32)) }
+        for lane in 0..LANES {
+            // SAFETY: the trait's promise.
+            unsafe { target.add(lane).write_unaligned(bf16::from_f32(values[lane])) }
+        }
     }
     #[inline(always)]
     unsafe fn prefetch(_address: *const u8) {}
