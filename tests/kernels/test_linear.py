@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import gguf
 import numpy as np
@@ -82,6 +86,32 @@ def test_a_row_is_the_same_bits_in_any_company(dtype: str) -> None:
         for rows in (1, 2, 8, 9, 17, 24, 25, 33, 64, 100, 129, 200):
             assert torch.equal(forward(linear, x[:rows]), alone[:rows])
             assert torch.equal(forward(linear, x[most - rows :]), alone[most - rows :])
+
+
+def test_threads_that_compute_at_once_do_not_disturb_each_other() -> None:
+    _core.cpu_set_num_threads(2)
+    linear, x = pack(noise(96, 64), "float32"), noise(40, 64, seed=1)
+    expected = forward(linear, x)
+    with ThreadPoolExecutor(4) as executor:
+        results = list(executor.map(lambda _: forward(linear, x), range(400)))
+    assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    _core.cpu_set_num_threads(2)
+    linear, x = pack(noise(960, 64), "float32"), noise(40, 64, seed=1)
+    expected, out = forward(linear, x), torch.zeros(40, 960)
+    child = os.fork()
+    if child == 0:
+        # Nothing of torch here: its own threads did not come along.
+        signal.alarm(30)
+        linear.forward(x.data_ptr(), out.data_ptr(), 40)
+        same = ctypes.string_at(out.data_ptr(), 4 * 40 * 960) == ctypes.string_at(expected.data_ptr(), 4 * 40 * 960)
+        os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(forward(linear, x), expected)
 
 
 def test_strides_leave_the_gaps_alone() -> None:
