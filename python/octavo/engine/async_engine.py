@@ -68,6 +68,11 @@ class _Stream(RequestState):
 class AsyncEngine:
     """One model in a worker process, for one event loop.
 
+    How much is under way is bounded from both ends. A request is queued only while the worker keeps up with reading;
+    callers wait meanwhile. Should this process stop reading (its event loop is blocked), the worker buffers a few
+    megabytes of outputs, then takes no step until they are read. How many requests may wait in the worker's queue is
+    the caller's to decide: each costs its prompt's tokens.
+
     Attributes:
         config: as given.
         model: what was loaded.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -104,9 +105,8 @@ class LLM:
             EngineDead: the engine failed in this call or before; its requests are lost.
         """
         self._check()
-        one, listed = _as_list(prompts)
-        parsed = [self._parse(prompt) for prompt in listed]
-        return self._run(parsed, _spread(sampling_params, len(parsed), SamplingParams()), use_tqdm and not one)
+        parsed = [self._parse(prompt) for prompt in _as_list(prompts)]
+        return self._run(parsed, _spread(sampling_params, len(parsed), SamplingParams()), use_tqdm)
 
     def chat(
         self,
@@ -147,6 +147,7 @@ class LLM:
             requests.append(self._requests.make(number, ids, one))
             states[number] = RequestState(str(number), text, list(ids), one)
         self._last_id += len(requests)
+        num_tokens, begun = 0, time.monotonic()
         ordered = list(states.values())
         with DeferredInterrupt() as interrupt, ProgressBar("Answers", len(ordered), enabled=show) as bar:
             try:
@@ -157,7 +158,9 @@ class LLM:
                         for number, state in apply(outputs, states):
                             if state.num_unfinished == 0:
                                 del states[number]
-                        bar.update(len(ordered) - len(states))
+                        num_tokens += len(outputs.token_ids) // 4
+                        speed = num_tokens / max(time.monotonic() - begun, 1e-6)
+                        bar.update(len(ordered) - len(states), f"{speed:,.0f} tokens/s")
                     if interrupt.pending:
                         self._backend.abort(list(states))
                         raise KeyboardInterrupt
@@ -225,14 +228,14 @@ class LLM:
 _CLOSED = "the engine was closed"
 
 
-def _as_list(prompts: Prompts) -> tuple[bool, list[Prompt]]:
-    """Whether it is one prompt, and the prompts."""
+def _as_list(prompts: Prompts) -> list[Prompt]:
+    """The prompts, also where there is one."""
     if isinstance(prompts, str | Mapping):
-        return True, [prompts]
+        return [prompts]
     listed: list[Any] = list(prompts)
     if listed and not isinstance(listed[0], str | Mapping | Sequence) and not hasattr(listed[0], "__len__"):
-        return True, [listed]
-    return False, listed
+        return [listed]
+    return listed
 
 
 def _spread(
