@@ -17,8 +17,8 @@ __all__ = ["ITEM_SIZES", "MemoryPlan", "format_bytes", "head_rows", "model_len_l
 
 ITEM_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
-HOST_BYTES = 256 << 20
-"""Interpreter, torch and the other libraries of an engine process, mapped file pages apart."""
+HOST_BYTES = 64 << 20
+"""Interpreter and libraries of an engine process, mapped file pages apart."""
 
 DEFAULT_KV_BYTES = 1 << 30
 _LOGITS_BYTES = 32 << 20
