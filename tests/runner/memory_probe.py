@@ -35,7 +35,6 @@ def main() -> None:
         "plan_total": plan.total_bytes,
         "workspace": plan.workspace_bytes,
         "kv": plan.kv_bytes,
-        "num_blocks": plan.num_blocks,
         "before": resident(),
     }
     runner, info = build_runner(config, source)
@@ -63,7 +62,6 @@ def main() -> None:
         runner.launch(step).result()
         core.commit(step.step)
     values["full"] = resident()
-    values["used_blocks"] = info.num_blocks * info.block_size // length * (length // info.block_size)
     values["torch"] = "torch" in sys.modules
     print(json.dumps(values))
 

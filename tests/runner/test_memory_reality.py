@@ -47,7 +47,6 @@ def test_cache_is_resident_only_where_it_was_written(probe: dict[str, int]) -> N
 
 
 def test_a_full_engine_takes_no_more_than_planned(probe: dict[str, int]) -> None:
-    assert probe["used_blocks"] > 0.9 * probe["num_blocks"]
     assert probe["full"] < probe["plan_total"]
     assert probe["full"] > 0.9 * (probe["plan_weights"] + probe["kv"] + probe["workspace"])
 

@@ -24,9 +24,16 @@ STORAGE: dict[str, npt.DTypeLike] = {"float32": np.float32, "bfloat16": np.uint1
 
 
 def mapped_zeros(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
-    """An array of zeros whose pages become resident only when they are written."""
+    """An array of zeros whose pages become resident only when they are written.
+
+    Raises:
+        MemoryError: the system refuses.
+    """
     count = math.prod(shape)
-    memory = mmap.mmap(-1, max(count * np.dtype(dtype).itemsize, 1))
+    try:
+        memory = mmap.mmap(-1, max(count * np.dtype(dtype).itemsize, 1))
+    except OSError as error:
+        raise MemoryError(str(error)) from error
     return np.frombuffer(memory, dtype=dtype, count=count).reshape(shape)
 
 

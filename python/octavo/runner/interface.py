@@ -23,7 +23,7 @@ NUM_ARENAS = 3
 PARAM_WIDTH = 16
 
 Progress = Callable[[str, int, int], None]
-"""Told of long work: what is being done, how much is done, how much there is (bytes)."""
+"""Told of long work: what is being done, how much of it is done, how much there is."""
 
 
 class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
