@@ -4,6 +4,8 @@
 //! block recycled too early changes the answer.
 #![allow(dead_code)]
 
+pub(crate) mod engine;
+
 use std::sync::Arc;
 
 use octavo_core::plan::PARAM_LEN;
