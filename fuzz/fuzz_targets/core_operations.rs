@@ -75,7 +75,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut engine = Engine::new(config, depth, with_text);
     let mut submitted = 0;
     while numbers.0.len() > 0 {
-        match numbers.below(8) {
+        match numbers.below(9) {
             0..3 => {
                 let spec = request(&mut numbers, submitted);
                 engine.submit(&spec);
@@ -83,6 +83,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
             3 => engine.abort(numbers.below(256) as i64),
             4 => drop(engine.core.reset_prefix_cache()),
+            5 => drop(engine.launch()),
             _ => drop(engine.step()),
         }
         engine.core.check_invariants().expect("no contradiction");

@@ -22,9 +22,8 @@ impl Core {
             let order = sequence.order;
             let request = self.request(sequence.request);
             let samples = if request.forked { 1 } else { request.spec.n };
-            let idle = self.is_idle();
             // Its token in flight is not known yet; or nothing came free since it last found too few blocks.
-            let hopeless = !idle && self.blocked == Some((order, self.kv.frees));
+            let hopeless = self.blocked == Some((order, self.kv.frees));
             // More sequences than can run wait for prefixes under way: one step looks at no more of them.
             let crowded = self.queue.num_deferred() >= self.config.max_num_seqs;
             if samples > self.slots.num_free() || sequence.open_rows > 0 || hopeless || crowded {
@@ -47,7 +46,7 @@ impl Core {
             let total = sequence.tokens.len().div_ceil(block_size);
             let needed = total - hits.len();
             let leaving = needed + self.kv.count_free(&hits);
-            let watermark = if idle { 0 } else { self.config.watermark() };
+            let watermark = if self.is_idle() { 0 } else { self.config.watermark() };
             let fits = leaving + watermark <= self.kv.pool().num_free();
             if !fits {
                 self.blocked = Some((order, self.kv.frees));

@@ -98,8 +98,6 @@ impl Frame {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenRow {
     pub(crate) id: SequenceId,
-    /// The sequence's epoch when the row was planned; another one now means that the blocks written are gone.
-    pub(crate) epoch: u32,
     /// Tokens of the sequence in the cache after the row.
     pub(crate) end: usize,
     pub(crate) num_sampled: usize,
@@ -110,8 +108,8 @@ pub(crate) struct OpenRow {
 pub(crate) struct OpenStep {
     pub(crate) step: u64,
     pub(crate) rows: Vec<OpenRow>,
-    /// The sequence of each sample, in logits order, and its epoch.
-    pub(crate) samples: Vec<(SequenceId, u32)>,
+    /// The sequence of each sample, in logits order.
+    pub(crate) samples: Vec<SequenceId>,
 }
 
 impl OpenStep {
@@ -139,12 +137,12 @@ impl Core {
         let mut stopped = false;
         for row in &open.rows {
             // Blocks are indexed before the row can end, so that what it wrote outlives it.
-            self.commit_row(row.id, row.epoch, row.end);
-            for (place, (&(id, epoch), &token)) in samples.by_ref().take(row.num_sampled) {
+            self.commit_row(row.id, row.end);
+            for (place, (&id, &token)) in samples.by_ref().take(row.num_sampled) {
                 // The other answers of a prompt hold the row as well.
                 let is_fork = id != row.id;
                 if is_fork {
-                    self.commit_row(id, epoch, row.end);
+                    self.commit_row(id, row.end);
                 }
                 stopped |= self.commit_sample(id, place, token as u32);
                 if is_fork {
@@ -183,9 +181,10 @@ impl Core {
     }
 
     /// What a row wrote is there: index the blocks it completed.
-    fn commit_row(&mut self, id: SequenceId, epoch: u32, end: usize) {
+    fn commit_row(&mut self, id: SequenceId, end: usize) {
         let sequence = &mut self.sequences[id];
-        if !sequence.is_running() || sequence.epoch != epoch {
+        // Preempted since: the blocks written are gone. It is not admitted again before its rows are committed.
+        if !sequence.is_running() {
             return;
         }
         sequence.committed = end;

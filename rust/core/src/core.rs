@@ -281,7 +281,6 @@ impl Core {
         self.leave(id);
         let sequence = &mut self.sequences[id];
         sequence.state = State::Waiting;
-        sequence.epoch += 1;
         sequence.order.not_preempted = false;
         self.queue.push(sequence.order, id);
         self.stats.preemptions += 1;

@@ -8,8 +8,9 @@ use crate::plan::PlanWriter;
 /// The groups of the last step, kept while its rows stay the same.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Groups {
-    /// Sequence and epoch of each decode row the groups were made for.
-    rows: Vec<(SequenceId, u32)>,
+    /// The decode rows that the groups were made for. A sequence that loses its blocks is absent from them before it
+    /// is back with others.
+    rows: Vec<SequenceId>,
     /// (shared block, row), sorted.
     keys: Vec<(BlockId, usize)>,
     /// (first of `keys`, rows, shared blocks).
@@ -31,7 +32,7 @@ impl Core {
         if self.config.group_min_blocks == 0 {
             return;
         }
-        let rows = open.rows.iter().map(|row| (row.id, row.epoch));
+        let rows = open.rows.iter().map(|row| row.id);
         if self.groups.stale || !rows.clone().eq(self.groups.rows.iter().copied()) {
             self.groups.rows.clear();
             self.groups.rows.extend(rows);
@@ -48,7 +49,7 @@ impl Core {
         let Groups { rows, keys, found, .. } = &mut self.groups;
         keys.clear();
         found.clear();
-        for (row, &(id, _)) in rows.iter().enumerate() {
+        for (row, &id) in rows.iter().enumerate() {
             let sequence = &self.sequences[id];
             // The block being written is no part of it.
             let full = (sequence.computed - 1) / self.config.block_size;
@@ -62,7 +63,7 @@ impl Core {
             let len = keys[start..].iter().take_while(|key| key.0 == keys[start].0).count();
             if len > 1 {
                 let full = |key: &(BlockId, usize)| {
-                    let sequence = &self.sequences[rows[key.1].0];
+                    let sequence = &self.sequences[rows[key.1]];
                     &sequence.table.blocks()[..(sequence.computed - 1) / self.config.block_size]
                 };
                 let members = &keys[start..start + len];

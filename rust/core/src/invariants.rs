@@ -158,7 +158,7 @@ impl Core {
                 .open
                 .iter()
                 .flat_map(|open| &open.samples)
-                .filter(|sample| sample.0 == id)
+                .filter(|&&sample| sample == id)
                 .count();
             let leads =
                 self.open.iter().flat_map(|open| &open.rows).filter(|row| row.id == id).count();

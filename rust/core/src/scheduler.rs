@@ -84,13 +84,8 @@ impl Core {
             sequence.in_flight += 1;
             sequence.open_rows += 1;
             sequence.chosen_in = open.step;
-            open.rows.push(OpenRow {
-                id,
-                epoch: sequence.epoch,
-                end: position + 1,
-                num_sampled: 1,
-            });
-            open.samples.push((id, sequence.epoch));
+            open.rows.push(OpenRow { id, end: position + 1, num_sampled: 1 });
+            open.samples.push(id);
             if num_bans > 0 {
                 let place = sequence.request;
                 writer.ban(logit, &self.request(place).end_tokens);
@@ -293,7 +288,7 @@ impl Core {
         sequence.open_rows += 1;
         sequence.chosen_in = open.step;
         let place = sequence.request;
-        open.rows.push(OpenRow { id, epoch: sequence.epoch, end, num_sampled });
+        open.rows.push(OpenRow { id, end, num_sampled });
         if !last {
             return;
         }
@@ -302,7 +297,7 @@ impl Core {
             let id = if i == 0 { id } else { self.request(place).sequences[i] };
             let sequence = &mut self.sequences[id];
             sequence.in_flight += 1;
-            open.samples.push((id, sequence.epoch));
+            open.samples.push(id);
             let logit = writer.logit(sequence.slot);
             if num_bans > 0 {
                 writer.ban(logit, &self.request(place).end_tokens);

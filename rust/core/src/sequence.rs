@@ -78,8 +78,6 @@ impl BlockTable {
 #[derive(Clone, Debug)]
 pub(crate) struct Sequence {
     pub(crate) state: State,
-    /// Counts preemptions, so that rows planned before one are told apart from those after.
-    pub(crate) epoch: u32,
     /// The request's place in the core.
     pub(crate) request: u32,
     pub(crate) sample_index: u32,
@@ -141,7 +139,6 @@ impl Sequence {
     fn vacant() -> Self {
         Self {
             state: State::Vacant,
-            epoch: 0,
             request: 0,
             sample_index: 0,
             slot: Slot(u32::MAX),

@@ -13,6 +13,8 @@ use support::engine::Engine;
 enum Event {
     Submit(RequestSpec),
     Step,
+    /// Plan ahead, committing nothing.
+    Launch,
     Abort(prop::sample::Index),
     Reset,
 }
@@ -96,6 +98,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         4 => specs().prop_map(Event::Submit),
         8 => Just(Event::Step),
+        3 => Just(Event::Launch),
         1 => any::<prop::sample::Index>().prop_map(Event::Abort),
         1 => Just(Event::Reset),
     ];
@@ -117,6 +120,7 @@ proptest! {
                     engine.submit(&spec);
                 }
                 Event::Step => drop(engine.step()),
+                Event::Launch => drop(engine.launch()),
                 Event::Abort(index) if now > 0 => engine.abort(index.index(now) as i64),
                 Event::Abort(_) => {}
                 Event::Reset => drop(engine.core.reset_prefix_cache()),

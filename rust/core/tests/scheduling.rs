@@ -439,6 +439,70 @@ fn decode_rows_that_share_blocks_are_grouped() {
 }
 
 #[test]
+fn groups_grow_when_two_answers_write_the_same() {
+    let mut bench = Bench::new(Config { group_min_blocks: 1, ..config() });
+    bench.submit(1, &prompt(8, 0), 12);
+    bench.submit(2, &prompt(8, 0), 12);
+    let mut shared = Vec::new();
+    while bench.core.has_work() {
+        let (plan, _) = bench.step(1);
+        if plan.num_decode_rows == 2 {
+            assert_eq!(plan.num_groups, 1);
+            shared.push(bench.array(&plan, "group_blocks")[0]);
+        }
+    }
+    assert!(
+        shared.is_sorted() && shared.first() == Some(&2) && shared.last() == Some(&4),
+        "{shared:?}"
+    );
+}
+
+#[test]
+fn no_more_requests_wait_for_a_prefix_than_could_run() {
+    let mut bench = Bench::new(config());
+    for id in 0..20 {
+        bench.submit(id, &prompt(40, 0), 1);
+    }
+    bench.step(1);
+    assert_eq!((bench.stats().running, bench.stats().deferred, bench.stats().waiting), (1, 4, 15));
+    while bench.core.has_work() {
+        bench.step(1);
+    }
+    assert_eq!(bench.stats().finished_length, 20);
+}
+
+#[test]
+fn rows_whose_bans_do_not_fit_wait_for_the_next_step() {
+    let mut bench = Bench::new(Config {
+        max_num_seqs: 32,
+        max_num_batched_tokens: 64,
+        num_blocks: 99,
+        ..config()
+    });
+    for request_id in 0..32 {
+        let spec = RequestSpec {
+            request_id,
+            prompt: prompt(2, request_id as u32),
+            max_tokens: 4,
+            min_tokens: 4,
+            n: 1,
+            stop_token_ids: vec![5; 128],
+            ..RequestSpec::default()
+        };
+        bench.core.submit(spec).expect("fits");
+    }
+    let capacity = bench.core.config().ban_capacity();
+    let (mut steps, mut rows) = (0, 0);
+    while bench.core.has_work() {
+        let (plan, _) = bench.step(1);
+        assert!(plan.num_bans <= capacity);
+        (steps, rows) = (steps + 1, rows.max(plan.num_rows));
+    }
+    assert_eq!((bench.stats().finished_length, rows), (32, capacity / 129));
+    assert!(steps < 16, "{steps} steps");
+}
+
+#[test]
 fn parameters_reach_the_device_with_the_first_row() {
     let mut bench = Bench::new(config());
     let mut spec = RequestSpec {

@@ -55,8 +55,11 @@ impl Engine {
         assert!(!self.core.abort(id));
     }
 
-    /// Plan and launch, then commit what is older than `depth`; false when there was nothing to do.
-    pub(crate) fn step(&mut self) -> bool {
+    /// Plan and launch, if fewer than two steps are open; whether there was something to run.
+    pub(crate) fn launch(&mut self) -> bool {
+        if self.in_flight.len() == 2 {
+            return false;
+        }
         self.arena.fill(-7);
         let plan = self.core.plan(&mut self.arena).unwrap();
         self.core.check_invariants().unwrap();
@@ -64,7 +67,12 @@ impl Engine {
             let sampled = self.device.run(&plan, &self.arena);
             self.in_flight.push_back((plan, sampled));
         }
-        let keep = if plan.is_some() { self.depth } else { 0 };
+        plan.is_some()
+    }
+
+    /// Launch, then commit what is older than `depth`; false when there was nothing to do.
+    pub(crate) fn step(&mut self) -> bool {
+        let keep = if self.launch() { self.depth } else { 0 };
         let worked = !self.in_flight.is_empty();
         while self.in_flight.len() > keep {
             let (plan, sampled) = self.in_flight.pop_front().unwrap();

@@ -87,6 +87,7 @@ impl Device {
             self.cache.copy_within(from * size..(from + 1) * size, to * size);
         }
         self.write(plan, arena);
+        self.check_groups(plan, arena);
         (0..plan.num_logits).map(|logit| self.sample(logit, plan, arena)).collect()
     }
 
@@ -121,6 +122,23 @@ impl Device {
         }
         written.sort_unstable();
         assert!(written.windows(2).all(|pair| pair[0] < pair[1]), "two tokens in one cache slot");
+    }
+
+    /// Rows of a group read the same physical blocks, all of them full.
+    fn check_groups(&self, plan: &StepPlan, arena: &[i32]) {
+        let array = |name| self.layout.slice(arena, name);
+        for group in 0..plan.num_groups {
+            let starts = &array("group_starts")[group..=group + 1];
+            let rows = &array("group_rows")[starts[0] as usize..starts[1] as usize];
+            let blocks = array("group_blocks")[group] as usize;
+            assert!(rows.len() > 1 && blocks >= self.config.group_min_blocks);
+            let table = |row: i32| &self.tables[array("rows")[row as usize] as usize][..blocks];
+            for &row in rows {
+                assert!((row as usize) < plan.num_decode_rows);
+                assert!(blocks * self.block_size < array("seq_lens")[row as usize] as usize);
+                assert_eq!(table(row), table(rows[0]));
+            }
+        }
     }
 
     fn sample(&mut self, logit: usize, plan: &StepPlan, arena: &[i32]) -> i32 {
