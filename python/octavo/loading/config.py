@@ -91,7 +91,7 @@ def load_model_config(source: ModelSource) -> ModelConfig:
         UnsupportedModel: quantized checkpoints, unknown GGUF architectures, features that Octavo lacks.
     """
     if source.kind == "gguf":
-        from octavo.loading.gguf import gguf_model_config
+        from octavo.loading.gguf_config import gguf_model_config
 
         return gguf_model_config(source.path)
     return _folder_config(source.path)

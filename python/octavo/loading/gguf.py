@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octavo import _core
-from octavo.errors import CorruptFile, UnsupportedModel
+from octavo.errors import CorruptFile
+from octavo.loading.gguf_config import refuse_split
 from octavo.loading.mapping import MappedFile
 from octavo.loading.weights import WeightPart, WeightSource
 
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from octavo.loading.config import ModelConfig
-
-__all__ = ["GgufWeights", "gguf_model_config", "hugging_face_name"]
+__all__ = ["GgufWeights", "hugging_face_name"]
 
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {
@@ -121,22 +120,3 @@ def _heads(value: Any, path: Path) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 20:
         raise CorruptFile(f"{path}: the number of attention heads is {value!r}; a positive number is expected")
     return value
-
-
-def refuse_split(metadata: dict[str, Any], path: Path) -> None:
-    """Refuse one part of a model that is split over several files."""
-    count = metadata.get("split.count", 0)
-    if isinstance(count, int) and count > 1:
-        raise UnsupportedModel(
-            f"{path}: is one of {count} parts of a split GGUF model, which Octavo cannot read; "
-            "merge them first (llama-gguf-split --merge)"
-        )
-
-
-def gguf_model_config(path: Path) -> ModelConfig:
-    """The model's description from the file's metadata; see `load_model_config`."""
-    from octavo.loading.gguf_config import config_from_metadata
-
-    metadata, tensors = _core.read_gguf(str(path))
-    refuse_split(metadata, path)
-    return config_from_metadata(metadata, {name: shape for name, _, shape, _, _ in tensors}, str(path))

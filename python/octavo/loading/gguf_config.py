@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from octavo import _core
 from octavo.errors import CorruptFile, UnsupportedModel
 from octavo.loading import fields
 from octavo.loading.config import ModelConfig, RopeConfig
@@ -11,8 +12,9 @@ from octavo.text.gguf_tokens import end_token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-__all__ = ["config_from_metadata"]
+__all__ = ["config_from_metadata", "gguf_model_config", "refuse_split"]
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -35,6 +37,23 @@ _ROPE_PARAMETERS = {
 }
 _RAW_ITEMS = 1024
 """Lists longer than this (the vocabulary) are left out of `raw`."""
+
+
+def gguf_model_config(path: Path) -> ModelConfig:
+    """The model's description from the file's metadata; see `load_model_config`."""
+    metadata, tensors = _core.read_gguf(str(path))
+    refuse_split(metadata, path)
+    return config_from_metadata(metadata, {name: shape for name, _, shape, _, _ in tensors}, str(path))
+
+
+def refuse_split(metadata: Mapping[str, Any], path: Path) -> None:
+    """Refuse one part of a model that is split over several files."""
+    count = metadata.get("split.count", 0)
+    if isinstance(count, int) and count > 1:
+        raise UnsupportedModel(
+            f"{path}: is one of {count} parts of a split GGUF model, which Octavo cannot read; "
+            "merge them first (llama-gguf-split --merge)"
+        )
 
 
 def config_from_metadata(metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], where: str) -> ModelConfig:

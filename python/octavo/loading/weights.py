@@ -127,13 +127,19 @@ def part_to_torch(part: WeightPart, dtype: torch.dtype | None = None) -> torch.T
 
 
 def open_weights(source: ModelSource) -> WeightSource:
-    """Open a model's tensors; only headers are read.
+    """Open a model's tensors. Their headers are read; the system is asked to read the rest ahead.
 
     Raises:
         ModelNotFound: the folder holds no weights.
         CorruptFile: truncated or contradictory files, or missing shards.
         UnsupportedModel: formats and tensor types that Octavo does not know.
     """
+    weights = _open(source)
+    weights.prefetch()
+    return weights
+
+
+def _open(source: ModelSource) -> WeightSource:
     if source.kind == "gguf":
         from octavo.loading.gguf import GgufWeights
 
