@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import CorruptFile, UnsupportedModel
+from octavo.errors import CorruptFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -159,8 +159,3 @@ def sampling_defaults(values: Mapping[str, Any], where: str) -> dict[str, float]
             raise CorruptFile(f"{where}: `{key}` is {value!r}; a number is expected")
         found[key] = value
     return found
-
-
-def unsupported(where: str, key: str, value: object) -> UnsupportedModel:
-    """The error for a value that is valid and not known to Octavo."""
-    return UnsupportedModel(f"{where}: `{key}` is {value!r}, which Octavo does not know")

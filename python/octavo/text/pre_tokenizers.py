@@ -74,6 +74,7 @@ _SINGLE_DIGITS = frozenset(
 _GPT2 = frozenset(
     (
         "gpt-2",
+        "default",
         "phi-2",
         "mpt",
         "olmo",
