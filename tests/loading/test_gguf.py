@@ -38,8 +38,15 @@ def raw(rng: np.random.Generator, shape: tuple[int, int], kind: str) -> np.ndarr
 
 
 def write(
-    path: Path, kind: str = "F32", *, tied: bool = True, biases: bool = False, arch: str = "llama", **changes: Any
-):
+    path: Path,
+    kind: str = "F32",
+    *,
+    tied: bool = True,
+    biases: bool = False,
+    factors: int = 0,
+    arch: str = "llama",
+    **changes: Any,
+) -> dict[str, np.ndarray]:
     """A one-layer model; returns the tensors in Hugging Face's order, as gguf-py dequantizes them."""
     rng = np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, arch)
@@ -94,6 +101,10 @@ def write(
             expected[hugging_face_name(f"blk.0.{name}.bias")] = bias
             full = f"blk.0.{name}"
             writer.add_tensor(f"{full}.bias", permuted(bias, heads[full]) if full in heads else bias)
+    if factors:
+        values = np.linspace(1, 8, factors, dtype=np.float32)
+        expected["rope_freqs.weight"] = values
+        writer.add_tensor("rope_freqs.weight", values)
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
         norm = rng.standard_normal(HIDDEN).astype(np.float32)
         expected[hugging_face_name(f"{name}.weight")] = norm
@@ -225,6 +236,19 @@ def test_scaled_positions(tmp_path):
         "original_max_position_embeddings": 128,
         "attention_factor": 1.25,
     }
+
+
+def test_frequency_factors(tmp_path):
+    expected = write(tmp_path / "m.gguf", factors=16)
+    source = resolve_model(str(tmp_path / "m.gguf"))
+    assert load_model_config(source).rope.kind == "factors"
+    factors = open_weights(source).to_torch("rope_freqs.weight", torch.float32)
+    assert np.array_equal(factors.numpy(), expected["rope_freqs.weight"])
+    with pytest.raises(CorruptFile, match=r"`rope_freqs\.weight` has shape \[8\]; \[16\] is needed"):
+        config_of(tmp_path / "short.gguf", factors=8)
+    scaled = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
+    with pytest.raises(UnsupportedModel, match=r"together with `rope_freqs\.weight`"):
+        config_of(tmp_path / "both.gguf", factors=16, **scaled)
 
 
 def test_counts_given_a_layer_each(tmp_path):

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 import sentencepiece
-from octavo.errors import CorruptFile, InvalidRequest, ModelNotFound, UnsupportedModel
+from octavo.errors import CorruptFile, InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
 from octavo.loading.resolve import ModelSource
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
@@ -206,6 +207,25 @@ def test_sentencepiece_files_that_cannot_be_read(sentencepiece_folder, tmp_path_
         (folder / "tokenizer.model").write_bytes(content)
         with pytest.raises((CorruptFile, UnsupportedModel), match=r"tokenizer\.model"):
             load_tokenizer(source(folder))
+
+
+def test_changed_sentencepiece_files(sentencepiece_folder, tmp_path_factory):
+    """Whatever is changed in the file, it is read, or a typed error says that it cannot be."""
+    rng = random.Random(5)
+    folder = tmp_path_factory.mktemp("changed")
+    data = (sentencepiece_folder / "tokenizer.model").read_bytes()
+    for _ in range(150):
+        changed = bytearray(data)
+        for _ in range(rng.randint(1, 3)):
+            place = rng.choice((rng.randrange(len(changed)), rng.randrange(len(changed) - 200, len(changed))))
+            changed[place] = rng.randrange(256)
+        (folder / "tokenizer.model").write_bytes(changed)
+        try:
+            tokenizer = load_tokenizer(source(folder))
+        except ModelError:
+            continue
+        assert tokenizer is not None
+        tokenizer.encode("the core of a house")
 
 
 def test_other_sentencepiece_models(texts, tmp_path):

@@ -60,6 +60,15 @@ def read_sentencepiece_model(path: Path) -> Tokenizer:
             f"{path}: only BPE models of SentencePiece can be read; the tokenizer setting can name a folder or "
             "repository with a tokenizer.json"
         )
+    try:
+        return _build(model)
+    except CorruptFile as error:
+        raise CorruptFile(f"{path}: {error}") from error
+    except Exception as error:  # the tokenizers package raises plain exceptions
+        raise CorruptFile(f"{path}: not a SentencePiece model: {error}") from error
+
+
+def _build(model: _Model) -> Tokenizer:
     unknown = next((piece for piece, kind in zip(model.pieces, model.types, strict=True) if kind == _UNKNOWN), None)
     backend = sentencepiece_tokenizer(
         model.pieces, model.scores, unknown=unknown, add_space_prefix=model.add_dummy_prefix
