@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
 import openai
 import pytest
+from octavo.bench.memory import process_tree
 from octavo.bench.server_process import ServerProcess, server_process
 from octavo.config import EngineConfig
 
@@ -120,6 +124,25 @@ def test_metrics_move_and_blocks_come_back(client: openai.OpenAI, server: Server
             break
     assert now["octavo_num_requests_running"] == 0
     assert now["octavo_kv_cache_blocks_free"] == now["octavo_kv_cache_blocks"]
+
+
+def test_the_end_of_the_engine_is_told() -> None:
+    config = EngineConfig(model="demo", max_model_len=1024, max_num_seqs=16, kv_cache_memory=64 << 20)
+    with (
+        server_process(config) as server,
+        openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+    ):
+        stream = client.completions.create(model="demo", prompt="Once", max_tokens=900, stream=True)
+        next(iter(stream))
+        (worker,) = process_tree(server.pid)[1:]
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="killed by SIGKILL"):
+            list(stream)
+        with pytest.raises(openai.InternalServerError) as dead:
+            client.completions.create(model="demo", prompt="Once")
+        assert dead.value.status_code == 503
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{server.base_url}/health", timeout=10)
 
 
 def test_run() -> None:

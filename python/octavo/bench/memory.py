@@ -7,6 +7,8 @@ import gc
 import os
 from pathlib import Path
 
+import msgspec
+
 from octavo.bench import workloads
 from octavo.bench.client import Endpoint
 from octavo.bench.command import BenchOptions, Results
@@ -17,6 +19,7 @@ __all__ = ["anonymous_bytes", "long_run", "memory", "process_tree"]
 
 _MIB = 1 << 20
 _CLIENTS = 8
+_FILLED_KV = 256 * _MIB
 _LONG_RUN = 100_000
 _WAVE = 1000
 
@@ -25,7 +28,8 @@ def memory(config: EngineConfig, options: BenchOptions) -> Results:
     """Two results: a server after W4, and `long_run`.
 
     The first: `anonymous_mib` of all processes, of which `weights_mib` and `kv_mib` were planned, and
-    `overhead_mib`, the rest. Mapped file pages are the page cache's and not counted.
+    `overhead_mib`, the rest. Mapped file pages are the page cache's and not counted. Blocks take memory once they are
+    written, so where the settings name no size the KV cache is one that W4 fills.
 
     Raises:
         OctavoError: the model cannot be served.
@@ -33,6 +37,8 @@ def memory(config: EngineConfig, options: BenchOptions) -> Results:
     from octavo.loading.resolve import resolve_model
     from octavo.runner.build import plan_model
 
+    if config.kv_cache_memory is None and config.num_blocks is None:
+        config = msgspec.structs.replace(config, kv_cache_memory=_FILLED_KV)
     plan = plan_model(config, resolve_model(config.model))
     with server_process(config) as server:
         asyncio.run(_load(Endpoint(server.base_url), workloads.demo("W4")))

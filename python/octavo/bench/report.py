@@ -27,13 +27,14 @@ def print_table(report: dict[str, Any]) -> None:
     where = report["machine"]
     title = f"{report['bench']}, {report['model'] or 'no model'}, Octavo {report['version']}"
     caption = f"{where['processor']}, {where['cores']} cores, {where['isa']}, load {where['load_average']}"
-    table = Table(title=title, caption=caption)
-    rows = [_flat(result) for result in report["results"]]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*[_shown(row.get(name)) for name in columns])
+    table = Table(title=title, caption=caption, show_header=False)
+    # A column a result: there are more figures than results.
+    results = [_flat(result) for result in report["results"]]
+    table.add_column()
+    for _ in results:
+        table.add_column(justify="right")
+    for name in dict.fromkeys(name for result in results for name in result):
+        table.add_row(name, *[_shown(result.get(name)) for result in results])
     Console().print(table)
 
 
