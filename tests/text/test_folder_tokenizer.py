@@ -143,6 +143,28 @@ def test_files_that_cannot_be_read(folder, file, content):
         load_tokenizer(source(folder))
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("post_processor", "single", 0, "SpecialToken", "id"), "absent"),
+        (("post_processor", "special_tokens"), {}),
+        (("model", "vocab", "a"), 2**32 - 1),
+        (("model", "vocab", "a"), 2**63),
+        (("model", "merges"), [["a", "absent"]]),
+        (("pre_tokenizer",), {"type": "Split", "pattern": {"Regex": "["}, "behavior": "Isolated", "invert": False}),
+    ],
+)
+def test_tokenizers_that_contradict_themselves(folder, path, value):
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    part = whole
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    write(folder, "tokenizer.json", whole)
+    with pytest.raises(CorruptFile):
+        Tokenizer.from_source(source(folder)).token_table()
+
+
 def test_a_template_that_is_not_utf8(folder):
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(CorruptFile, match="not UTF-8"):

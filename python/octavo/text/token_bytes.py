@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo.errors import UnsupportedModel
+from octavo.errors import CorruptFile, UnsupportedModel
 
 if TYPE_CHECKING:
     import tokenizers
@@ -18,6 +18,9 @@ __all__ = ["SPECIAL", "TokenBytes", "byte_alphabet", "vocabulary_bytes"]
 
 SPECIAL = 1
 """Flag of a token that is left out of text by default."""
+
+_ID_LIMIT = 1 << 24
+"""Far above any vocabulary, low enough that a table of this length fits in memory."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -69,6 +72,7 @@ def vocabulary_bytes(backend: tokenizers.Tokenizer) -> TokenBytes:
     """Bytes and flags of every id of a tokenizer.
 
     Raises:
+        CorruptFile: ids of absurd size.
         UnsupportedModel: a decoder whose effect on one token is not known here.
     """
     rules = _rules(backend)
@@ -76,6 +80,8 @@ def vocabulary_bytes(backend: tokenizers.Tokenizer) -> TokenBytes:
     added = backend.get_added_tokens_decoder()
     texts.update({token_id: token.content for token_id, token in added.items()})
     count = max(texts, default=-1) + 1
+    if count > _ID_LIMIT:
+        raise CorruptFile(f"tokenizer: the token id {count - 1} is beyond any vocabulary")
     tokens = [b""] * count
     for token_id, text in texts.items():
         tokens[token_id] = _bytes_of(text, rules)

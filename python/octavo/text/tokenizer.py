@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from octavo import _core
-from octavo.errors import InvalidRequest, ModelNotFound
+from octavo.errors import CorruptFile, InvalidRequest, ModelNotFound
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.token_bytes import TokenBytes, vocabulary_bytes
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
+_PROBE = "a 1\n\u00e9"
+"""Encoded once at load: some contradictions in a tokenizer's file show only then."""
+
 
 def load_tokenizer(source: ModelSource) -> Tokenizer | None:
     """The tokenizer among a model's files; None where there is none, so that the model takes token ids only.
@@ -25,15 +28,30 @@ def load_tokenizer(source: ModelSource) -> Tokenizer | None:
     Raises:
         CorruptFile: one that cannot be read. UnsupportedModel: a kind not known.
     """
+    try:
+        parts = _read(source)
+        if parts is not None:
+            parts.backend.encode(_PROBE)
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise CorruptFile(f"{source.path}: the tokenizer cannot be used: {error}") from None
+    return None if parts is None else Tokenizer(parts)
+
+
+def _read(source: ModelSource) -> TokenizerParts | None:
     if source.kind == "gguf":
         from octavo.text.gguf_tokenizer import read_gguf_tokenizer
 
-        parts = read_gguf_tokenizer(source.path)
-    else:
-        from octavo.text.folder_tokenizer import read_folder_tokenizer
+        return read_gguf_tokenizer(source.path)
+    from octavo.text.folder_tokenizer import read_folder_tokenizer
 
-        parts = read_folder_tokenizer(source.path)
-    return None if parts is None else Tokenizer(parts)
+    return read_folder_tokenizer(source.path)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether the tokenizers package broke down inside; its exception is no `Exception` and has no public name."""
+    return type(error).__name__ == "PanicException"
 
 
 class Tokenizer:
@@ -96,6 +114,10 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest(f"prompt: not valid Unicode text: {error}", "prompt") from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise InvalidRequest(f"prompt: the tokenizer failed on it: {error}", "prompt") from None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
