@@ -225,6 +225,10 @@ def test_one_bad_prompt_of_several_ends_the_whole_request(start: Callable[..., R
     status, answered = post(server, payload, "/v1/completions")
     assert status == 400
     assert answered["error"]["code"] == "context_length_exceeded"
+    assert server.engine.prompts == []
+    # A fault that only the engine finds ends those that run already.
+    payload = {"prompt": [[65], [66, BROKEN_TOKEN], [67]], "max_tokens": 100}
+    assert post(server, payload, "/v1/completions")[0] == 500
     wait_until(lambda: server.engine.running == 0)
     assert server.engine.generated < 50
 

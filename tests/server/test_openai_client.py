@@ -190,16 +190,21 @@ def test_errors_by_class(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="other", messages=USER)
     assert unknown.value.code == "model_not_found"
     assert unknown.value.param == "model"
-    with pytest.raises(openai.BadRequestError, match="context of 256") as long:
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 256 tokens") as long:
         client.completions.create(model="fake", prompt="x" * 400)
     assert long.value.code == "context_length_exceeded"
+    assert long.value.param == "prompt"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "x" * 400}])
+    assert long.value.code == "context_length_exceeded"
+    assert long.value.param == "messages"
     with pytest.raises(openai.BadRequestError, match="temperature") as hot:
         client.completions.create(model="fake", prompt="Hi", temperature=-1)
     assert hot.value.param == "temperature"
     with pytest.raises(openai.BadRequestError, match="max_tokens: -5"):
         client.completions.create(model="fake", prompt="Hi", max_tokens=-5)
     # In a stream too: until the first output an error has its own status.
-    with pytest.raises(openai.BadRequestError, match="context of 256"):
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 256 tokens"):
         client.completions.create(model="fake", prompt="x" * 400, stream=True)
 
 

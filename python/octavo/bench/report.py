@@ -57,11 +57,12 @@ def draw(report: dict[str, Any], path: str) -> None:
     rows = [_flat(result) for result in report["results"]]
     labels = [", ".join(f"{name} {row[name]}" for name in _INPUTS[:-2] if row.get(name) is not None) for row in rows]
     figures = [name for name, value in rows[0].items() if name not in _INPUTS and isinstance(value, int | float)]
-    fig, axes = pyplot.subplots(len(figures), 1, figsize=(8, 1 + 1.1 * len(figures)), squeeze=False)
+    height = 1 + len(figures) * (0.6 + 0.25 * len(rows))
+    fig, axes = pyplot.subplots(len(figures), 1, figsize=(8, height), squeeze=False)
     for name, axis in zip(figures, axes[:, 0], strict=True):
         values = [row.get(name) or 0.0 for row in rows]
         bars = axis.barh([label or report["bench"] for label in labels], values)
-        axis.bar_label(bars, fmt="{:,.4g}", padding=2)
+        axis.bar_label(bars, fmt="{:,.4g}", padding=2, fontsize=8)
         axis.margins(x=0.15)
         axis.set_title(name, loc="left", fontsize=9)
         axis.tick_params(labelsize=8)

@@ -50,6 +50,7 @@ async def chat_completions(state: ServerState, body: bytes, reply: Reply, reques
         continue_final_message=bool(request.continue_final_message),
         **_template_variables(request),
     )
+    served.check_length(prompt, "messages")
     to_logprobs = await _logprobs(served, request)
     record = RequestRecord(state.metrics, served.name, len(prompt), 1)
     answer_id = f"chatcmpl-{request_id}"

@@ -43,6 +43,8 @@ async def completions(state: ServerState, body: bytes, reply: Reply, request_id:
         await served.tokenize(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
         for prompt in given
     ]
+    for ids in prompts:
+        served.check_length(ids, "prompt")
     echoes = [await _echo(served, prompt) for prompt in given] if request.echo else [""] * len(given)
     record = RequestRecord(state.metrics, served.name, sum(map(len, prompts)), len(prompts))
     answer_id = f"cmpl-{request_id}"

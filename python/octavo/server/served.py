@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.engine.outputs import OutputDelta
-from octavo.errors import InvalidRequest
+from octavo.errors import ContextLengthExceeded, InvalidRequest
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -79,6 +79,19 @@ class ServedModel:
     def sampling_defaults(self) -> Mapping[str, Any]:
         """Sampling fields by the model's generation_config, where the engine exposes them."""
         return getattr(self.engine.model, "sampling_defaults", None) or {}
+
+    def check_length(self, prompt: Sequence[int], field: str) -> None:
+        """Refuse a prompt that leaves no room for an answer, in the words that clients look for.
+
+        Raises:
+            ContextLengthExceeded: naming `field`.
+        """
+        if len(prompt) >= self.max_model_len:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, your {field} came to "
+                f"{len(prompt)} tokens, which leaves no room for an answer. Please reduce the length of the {field}.",
+                field,
+            )
 
     def tokenizer(self, field: str) -> Tokenizer:
         """The model's tokenizer.
