@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from octavo import _core
+from torch import Tensor
 
 NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 ISAS: list[str] = _core.cpu_info()["isas"]

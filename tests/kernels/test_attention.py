@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 from kernel_calls import ISAS, NAMES, Paged, instruction_set, threads
+from octavo.kernels import reference
 from torch import Tensor
 
-from octavo.kernels import reference
-
 DTYPES = [torch.bfloat16, torch.float32]
-LENGTHS = [1, 5, 16, 17, 255, 256, 257, 600]
+LENGTHS = [1, 5, 16, 17, 256, 290]
 
 
 def whole(paged: Paged) -> list[tuple[int, int, int]]:
@@ -60,7 +59,7 @@ def test_every_instruction_set_is_as_near_float64_as_torch(
 @pytest.mark.parametrize("block_size", [16, 32, 48])
 def test_shapes(dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> None:
     paged = Paged(
-        [3, 40, 290],
+        [3, 40, 260],
         num_heads=2 * group,
         num_kv_heads=2,
         head_dim=head_dim,
@@ -68,7 +67,7 @@ def test_shapes(dtype: torch.dtype, head_dim: int, group: int, block_size: int) 
         dtype=dtype,
         seed=head_dim + group,
     )
-    parts = [(0, 2, 3), (1, 0, 40), (2, 270, 290)]
+    parts = [(0, 2, 3), (1, 0, 40), (2, 250, 260)]
     out = paged.attention(parts, head_dim**-0.5)
     exactly = exact(paged, parts, head_dim**-0.5)
     tolerance = {"atol": 2e-2, "rtol": 1e-2} if dtype == torch.bfloat16 else {"atol": 3e-6, "rtol": 1e-5}
@@ -93,7 +92,7 @@ def test_window_and_softcap(isa: str, dtype: torch.dtype, window: int, softcap: 
 @pytest.mark.parametrize("window", [0, 45])
 def test_a_query_has_one_result(isa: str, dtype: torch.dtype, window: int) -> None:
     """Alone or among others, as a decode row or in a chunk of any size, on one thread or more: the same bits."""
-    paged = Paged([1, 33, 290, 700], num_heads=9, num_kv_heads=3, dtype=dtype)
+    paged = Paged([1, 33, 275, 530], num_heads=3, num_kv_heads=1, dtype=dtype)
     scale = 0.125
     with instruction_set(isa), threads(2):
         together = paged.attention(whole(paged), scale, window=window)
@@ -103,7 +102,7 @@ def test_a_query_has_one_result(isa: str, dtype: torch.dtype, window: int) -> No
             first += n
             with threads(1):
                 assert paged.attention([(s, 0, n)], scale, window=window).equal(expected)
-            for chunk in (7, 16, 64):
+            for chunk in (16, 37):
                 steps = [paged.attention([(s, i, min(i + chunk, n))], scale, window=window) for i in range(0, n, chunk)]
                 assert torch.cat(steps).equal(expected)
             for position in {0, n // 3, n - 1}:

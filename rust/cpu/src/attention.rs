@@ -65,13 +65,13 @@ impl Attention<'_> {
     }
 }
 
-/// Queries of one row and one key head, against a range of chunks.
+/// Queries of one row and some key heads, against a range of chunks.
 #[derive(Clone, Debug)]
 struct Item {
     /// The row's slot.
     slot: usize,
-    /// Key head.
-    head: usize,
+    /// Key heads.
+    heads: Range<usize>,
     /// First query's token and its position in the sequence.
     first_query: usize,
     first_position: usize,
@@ -108,17 +108,20 @@ fn can_split(attention: &Attention<'_>, item: &Item) -> bool {
     item.chunks.len() > 1 && item.queries * attention.group() <= ITEM_ROWS / 4
 }
 
-/// Run the items a chunk at a time, then merge each one's partial results.
+/// Run the items a few chunks at a time, then merge each one's partial results.
 fn run_split(attention: &Attention<'_>, items: &[Item]) {
+    let chunks: usize = items.iter().map(|item| item.chunks.len()).sum();
+    let at_once = (chunks / (4 * num_threads())).max(1);
     let mut pieces = Vec::new();
     let mut starts = Vec::with_capacity(items.len());
     let mut floats = 0;
     for item in items {
         starts.push(floats);
-        for chunk in item.chunks.clone() {
-            let piece = Item { chunks: chunk..chunk + 1, ..item.clone() };
-            pieces.push((piece, floats));
-            floats += item.queries * attention.group() * (attention.shape.head_dim + 2);
+        for first in item.chunks.clone().step_by(at_once) {
+            let chunks = first..item.chunks.end.min(first + at_once);
+            let len = item.queries * attention.group() * (attention.shape.head_dim + 2);
+            pieces.push((Item { chunks: chunks.clone(), ..item.clone() }, floats));
+            floats += chunks.len() * len;
         }
     }
     let mut partials = vec![0.0f32; floats];
@@ -127,54 +130,56 @@ fn run_split(attention: &Attention<'_>, items: &[Item]) {
         let (attention, partials) = *shared.get();
         let (piece, start) = &pieces[index];
         // SAFETY: each piece has its own part.
-        let partial = unsafe { partials.add(*start) };
-        SCRATCH.with_borrow_mut(|scratch| run(&attention, piece, scratch, Some(partial)));
+        let partials = unsafe { partials.add(*start) };
+        SCRATCH.with_borrow_mut(|scratch| run(&attention, piece, scratch, Some(partials)));
     });
     parallel_for(items.len(), &|index| {
         let (attention, partials) = *shared.get();
         // SAFETY: the item's part, written above.
         let partials = unsafe { partials.add(starts[index]).cast_const() };
-        let item = &items[index];
+        let (attention, item) = (&attention, &items[index]);
         SCRATCH.with_borrow_mut(|scratch| match attention.dtype {
-            Dtype::Bf16 => dispatch(Merge::<Bf16> {
-                attention: &attention,
-                item,
-                scratch,
-                partials,
-                element: PhantomData,
-            }),
-            Dtype::F32 => dispatch(Merge::<F32> {
-                attention: &attention,
-                item,
-                scratch,
-                partials,
-                element: PhantomData,
-            }),
+            Dtype::Bf16 => {
+                dispatch(Merge::<Bf16> {
+                    attention,
+                    item,
+                    scratch,
+                    partials,
+                    element: PhantomData,
+                });
+            }
+            Dtype::F32 => {
+                dispatch(Merge::<F32> { attention, item, scratch, partials, element: PhantomData });
+            }
         });
     });
 }
 
 /// Run one item with the instruction set in use.
-fn run(attention: &Attention<'_>, item: &Item, scratch: &mut Scratch, partial: Option<*mut f32>) {
+fn run(attention: &Attention<'_>, item: &Item, scratch: &mut Scratch, partials: Option<*mut f32>) {
     match attention.dtype {
         Dtype::Bf16 => {
-            dispatch(Run::<Bf16> { attention, item, scratch, partial, element: PhantomData });
+            dispatch(Run::<Bf16> { attention, item, scratch, partials, element: PhantomData });
         }
         Dtype::F32 => {
-            dispatch(Run::<F32> { attention, item, scratch, partial, element: PhantomData });
+            dispatch(Run::<F32> { attention, item, scratch, partials, element: PhantomData });
         }
     }
 }
 
-/// Every row cut into query tiles, for every key head.
+/// Every row cut into query tiles and by key heads.
 fn items(attention: &Attention<'_>) -> Vec<Item> {
     let tile = (ITEM_ROWS / attention.group()).max(1);
+    let kv_heads = attention.shape.num_kv_heads;
+    // Where rows are many, one item takes all heads of a decode row: its blocks lie side by side.
+    let many = attention.rows.len() >= 4 * num_threads();
     let mut items = Vec::new();
     for (row, &slot) in attention.rows.iter().enumerate() {
         let start = attention.query_start[row] as usize;
         let queries = attention.query_start[row + 1] as usize - start;
         let context = attention.seq_lens[row] as usize - queries;
-        for head in 0..attention.shape.num_kv_heads {
+        let heads_at_once = if many && queries == 1 { kv_heads } else { 1 };
+        for head in (0..kv_heads).step_by(heads_at_once) {
             for first in (0..queries).step_by(tile) {
                 let count = tile.min(queries - first);
                 let first_position = context + first;
@@ -184,7 +189,7 @@ fn items(attention: &Attention<'_>) -> Vec<Item> {
                 };
                 items.push(Item {
                     slot: slot as usize,
-                    head,
+                    heads: head..head + heads_at_once,
                     first_query: start + first,
                     first_position,
                     queries: count,

@@ -97,6 +97,8 @@ pub(crate) trait Lanes: Copy {
     fn mask_ge(self, a: Self::F, b: Self::F) -> u32;
     /// `x` where a >= b, else `y`.
     fn select_ge(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
+    /// Ask for a cache line ahead of its use.
+    fn prefetch(self, _line: *const u32) {}
     /// acc + a * b, each word a pair of bf16 whose products are both added.
     fn dot_bf16(self, acc: Self::F, a: Self::F, b: Self::F) -> Self::F;
     /// 32 values rounded to bf16 pairs: words 0..8 from `a`, the rest from `b`.

@@ -184,7 +184,11 @@ fn cpu_rope_and_cache(
     let dtype = dtype_of(dtype)?;
     let qkv = tensor(qkv, dtype, "qkv")?.expose_provenance();
     let kv_cache = cache(kv_cache)?.expose_provenance();
-    let cos_sin = tensor(cos_sin, Dtype::F32, "cos_sin")?.expose_provenance();
+    let cos_sin = match rotary_dim {
+        // An empty table may have no memory.
+        0 => align_of::<f32>(),
+        _ => tensor(cos_sin, Dtype::F32, "cos_sin")?.expose_provenance(),
+    };
     // SAFETY: the caller keeps the arrays alive and unchanged for the call.
     let (positions, slot_mapping, q_norm, k_norm) = unsafe {
         let norm = |address| (address != 0).then(|| slice::<f32>(address, head_dim)).transpose();

@@ -10,6 +10,7 @@
 #![allow(clippy::inline_always, reason = "generic code must inline into its target_feature caller")]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::{Attention, CHUNK, Item};
 use crate::cache::tile_offset;
@@ -29,6 +30,9 @@ struct Totals {
     values: Vec<f32>,
 }
 
+/// Vectors of positions between what is worked on and what is asked of memory.
+const LOOKAHEAD: usize = 20;
+
 /// A thread's working memory, kept between calls.
 #[derive(Default)]
 pub(super) struct Scratch {
@@ -36,9 +40,23 @@ pub(super) struct Scratch {
     scores: Vec<f32>,
     weights: Vec<u32>,
     totals: Totals,
+    /// What the item will read, a vector's keys or values each, in order.
+    stream: Vec<*const u32>,
 }
 
 impl Totals {
+    /// Copies all to `destination`; returns its end. SAFETY: there is room.
+    unsafe fn save(&self, mut destination: *mut f32) -> *mut f32 {
+        for part in [&self.maxima, &self.sums, &self.values] {
+            // SAFETY: the caller's promise.
+            unsafe {
+                destination.copy_from_nonoverlapping(part.as_ptr(), part.len());
+                destination = destination.add(part.len());
+            }
+        }
+        destination
+    }
+
     fn reset(&mut self, rows: usize, head_dim: usize) {
         self.maxima.clear();
         self.maxima.resize(rows, f32::NEG_INFINITY);
@@ -66,10 +84,32 @@ struct ChunkPointers {
 struct Scores<E, const M: usize, const N: usize> {
     query: *const u32,
     keys: [*const u32; N],
+    /// What to prefetch meanwhile.
+    ahead: Option<[*const u32; N]>,
     steps: usize,
     key_stride: usize,
     out: *mut f32,
     element: PhantomData<E>,
+}
+
+impl<E: Element, const M: usize, const N: usize> Scores<E, M, N> {
+    /// The products of one step.
+    #[inline(always)]
+    unsafe fn step<L: Lanes>(&self, l: L, acc: &mut [[L::F; N]; M], step: usize) {
+        // SAFETY: the caller gives M query rows of `steps` words and N key tiles of `steps` rows.
+        unsafe {
+            let mut keys = [l.splat(0.0); N];
+            for n in 0..N {
+                keys[n] = l.load(self.keys[n].add(step * self.key_stride).cast());
+            }
+            for m in 0..M {
+                let query = l.splat_word(*self.query.add(m * self.steps + step));
+                for n in 0..N {
+                    acc[m][n] = E::mac(l, acc[m][n], keys[n], query);
+                }
+            }
+        }
+    }
 }
 
 impl<E: Element, const M: usize, const N: usize> Op for Scores<E, M, N> {
@@ -79,16 +119,16 @@ impl<E: Element, const M: usize, const N: usize> Op for Scores<E, M, N> {
         // SAFETY: the caller gives M query rows of `steps` words, N key tiles of `steps` rows and M rows of CHUNK scores.
         unsafe {
             let mut acc = [[l.splat(0.0); N]; M];
-            for step in 0..self.steps {
-                let mut keys = [l.splat(0.0); N];
-                for n in 0..N {
-                    keys[n] = l.load(self.keys[n].add(step * self.key_stride).cast());
-                }
-                for m in 0..M {
-                    let query = l.splat_word(*self.query.add(m * self.steps + step));
+            if let Some(ahead) = self.ahead {
+                for step in 0..self.steps {
                     for n in 0..N {
-                        acc[m][n] = E::mac(l, acc[m][n], keys[n], query);
+                        l.prefetch(ahead[n].wrapping_add(step * LANES));
                     }
+                    self.step(l, &mut acc, step);
+                }
+            } else {
+                for step in 0..self.steps {
+                    self.step(l, &mut acc, step);
                 }
             }
             for m in 0..M {
@@ -104,6 +144,8 @@ impl<E: Element, const M: usize, const N: usize> Op for Scores<E, M, N> {
 struct Values<'a, E, const M: usize, const N: usize> {
     weights: *const u32,
     values: &'a [*const u32; CHUNK_VECTORS],
+    /// What to prefetch meanwhile.
+    ahead: Option<&'a [*const u32; CHUNK_VECTORS]>,
     /// Dimensions from here.
     offset: usize,
     head_dim: usize,
@@ -156,8 +198,19 @@ impl<E: Element, const M: usize, const N: usize> Op for Values<'_, E, M, N> {
             }
             while step < whole_end {
                 let end = ((step / per_vector + 1) * per_vector).min(whole_end);
-                for step in step..end {
-                    self.step(l, &mut acc, step, u32::MAX);
+                if let Some(ahead) = self.ahead {
+                    let line = ahead[step / per_vector].wrapping_add(self.offset);
+                    for step in step..end {
+                        let row = line.wrapping_add(step % per_vector * self.head_dim);
+                        for n in 0..N {
+                            l.prefetch(row.wrapping_add(n * LANES));
+                        }
+                        self.step(l, &mut acc, step, u32::MAX);
+                    }
+                } else {
+                    for step in step..end {
+                        self.step(l, &mut acc, step, u32::MAX);
+                    }
                 }
                 step = end;
             }
@@ -306,13 +359,13 @@ fn rescale<L: Lanes>(l: L, old: f32, new: f32) -> (f32, f32, f32) {
     (maximum, scales[0], scales[1])
 }
 
-/// Attention of one item: its queries against its chunks.
+/// Attention of one item: its queries against its chunks, one head after the other.
 pub(super) struct Run<'a, E> {
     pub(super) attention: &'a Attention<'a>,
     pub(super) item: &'a Item,
     pub(super) scratch: &'a mut Scratch,
-    /// Where a split item leaves its partial result: maxima, sums, values.
-    pub(super) partial: Option<*mut f32>,
+    /// Where a split item leaves each chunk's partial result: maxima, sums, values.
+    pub(super) partials: Option<*mut f32>,
     pub(super) element: PhantomData<E>,
 }
 
@@ -323,54 +376,70 @@ impl<E: Element> Op for Run<'_, E> {
         let (attention, item) = (self.attention, self.item);
         let scratch = self.scratch;
         let head_dim = attention.shape.head_dim;
-        let group = attention.group();
-        let rows = item.queries * group;
+        let rows = item.queries * attention.group();
         scratch.scores.resize(MAX_ROWS * CHUNK, 0.0);
         scratch.weights.resize(MAX_ROWS * CHUNK, 0);
-        scratch.totals.reset(rows, head_dim);
+        // Many query rows keep a chunk in the cache; few wait for memory.
+        let prefetch = item.queries == 1;
+        scratch.stream.clear();
+        let mut done = 0;
         // SAFETY: `Attention`'s fields are valid by the promise of whoever made it; the item lies within them.
         unsafe {
-            gather_queries::<E>(attention, item, &mut scratch.query);
-            let tiles = rows.div_ceil(L::ROWS);
-            for chunk in item.chunks.clone() {
-                let start = chunk * CHUNK;
-                let seen = span_of(attention, item, 0, start).first
-                    ..span_of(attention, item, item.queries - 1, start).end;
-                if seen.is_empty() {
-                    continue;
-                }
-                let pointers = chunk_pointers::<E>(attention, item, start, seen);
-                let mut first = 0;
-                for tile in 0..tiles {
-                    let end = (tile + 1) * rows / tiles;
-                    let mut spans = [Span { first: 0, end: 0 }; MAX_ROWS];
-                    for (row, span) in (first..end).zip(&mut spans) {
-                        *span = span_of(attention, item, row / group, start);
-                    }
-                    run_tile::<L, E>(
-                        l,
-                        attention,
-                        scratch,
-                        &pointers,
-                        first,
-                        &spans[..end - first],
-                    );
-                    first = end;
-                }
+            if prefetch {
+                list_stream::<E>(attention, item, &mut scratch.stream);
             }
-            match self.partial {
-                Some(partial) => {
-                    let totals = &scratch.totals;
-                    let parts = [&totals.maxima, &totals.sums, &totals.values];
-                    let mut destination = partial;
-                    for part in parts {
-                        destination.copy_from_nonoverlapping(part.as_ptr(), part.len());
-                        destination = destination.add(part.len());
+            let mut partial = self.partials;
+            for head in item.heads.clone() {
+                scratch.totals.reset(rows, head_dim);
+                gather_queries::<E>(attention, item, head, &mut scratch.query);
+                for chunk in item.chunks.clone() {
+                    let start = chunk * CHUNK;
+                    let seen = seen_in(attention, item, start);
+                    let pointers = chunk_pointers::<E>(attention, item, head, start, &seen);
+                    run_chunk::<L, E>(l, attention, item, scratch, &pointers, start, done);
+                    done += 2 * seen.len();
+                    if let Some(destination) = &mut partial {
+                        *destination = scratch.totals.save(*destination);
+                        scratch.totals.reset(rows, head_dim);
                     }
                 }
-                None => write_out::<L, E>(l, attention, item, &scratch.totals),
+                if partial.is_none() {
+                    write_out::<L, E>(l, attention, item, head, &scratch.totals);
+                }
             }
         }
+    }
+}
+
+/// Every register tile of an item's rows against one chunk; `done` entries of the stream are behind it.
+#[inline(always)]
+unsafe fn run_chunk<L: Lanes, E: Element>(
+    l: L,
+    attention: &Attention<'_>,
+    item: &Item,
+    scratch: &mut Scratch,
+    pointers: &ChunkPointers,
+    start: usize,
+    done: usize,
+) {
+    let group = attention.group();
+    let rows = item.queries * group;
+    let tiles = rows.div_ceil(L::ROWS);
+    let ahead = (!scratch.stream.is_empty())
+        .then(|| pointers_ahead(&scratch.stream, done, &seen_in(attention, item, start)));
+    let mut first = 0;
+    for tile in 0..tiles {
+        let end = (tile + 1) * rows / tiles;
+        let mut spans = [Span { first: 0, end: 0 }; MAX_ROWS];
+        for (row, span) in (first..end).zip(&mut spans) {
+            *span = span_of(attention, item, row / group, start);
+        }
+        let spans = &spans[..end - first];
+        // The first tile brings in what the others find.
+        let ahead = if tile == 0 { ahead.as_ref() } else { None };
+        // SAFETY: the caller's promise.
+        unsafe { run_tile::<L, E>(l, attention, scratch, pointers, ahead, first, spans) };
+        first = end;
     }
 }
 
@@ -411,7 +480,7 @@ impl<E: Element> Op for Merge<'_, E> {
             }
         }
         // SAFETY: as in `Run`.
-        unsafe { write_out::<L, E>(l, self.attention, self.item, totals) };
+        unsafe { write_out::<L, E>(l, self.attention, self.item, self.item.heads.start, totals) };
     }
 }
 
@@ -426,13 +495,18 @@ fn span_of(attention: &Attention<'_>, item: &Item, query: usize, start: usize) -
 }
 
 /// The item's query rows side by side: [query, head of the group, `head_dim`].
-unsafe fn gather_queries<E: Element>(attention: &Attention<'_>, item: &Item, query: &mut Vec<u32>) {
+unsafe fn gather_queries<E: Element>(
+    attention: &Attention<'_>,
+    item: &Item,
+    head: usize,
+    query: &mut Vec<u32>,
+) {
     let group = attention.group();
     let words = group * attention.shape.head_dim / E::PER_WORD;
     query.clear();
     query.reserve(item.queries * words);
     for token in item.first_query..item.first_query + item.queries {
-        let column = item.head * group * attention.shape.head_dim;
+        let column = head * group * attention.shape.head_dim;
         // SAFETY: within qkv; words need no alignment here.
         unsafe {
             let source = attention.qkv.cast::<E::Raw>().add(token * attention.qkv_stride + column);
@@ -444,30 +518,83 @@ unsafe fn gather_queries<E: Element>(attention: &Attention<'_>, item: &Item, que
     }
 }
 
+/// Vectors of the chunk from `start` with a position that some query of the item sees.
+fn seen_in(attention: &Attention<'_>, item: &Item, start: usize) -> Range<usize> {
+    let first = span_of(attention, item, 0, start).first;
+    let end = span_of(attention, item, item.queries - 1, start).end;
+    first / LANES..end.div_ceil(LANES).max(first / LANES)
+}
+
+/// The vector of positions from `position` on: its keys, its values, and its part of the keys' tile when that is
+/// read in the order of memory.
+unsafe fn vector_pointers<E: Element>(
+    attention: &Attention<'_>,
+    item: &Item,
+    head: usize,
+    position: usize,
+) -> [*const u32; 3] {
+    let shape = &attention.shape;
+    // SAFETY: the table holds a block for every position below the sequence's length, the cache every block.
+    unsafe {
+        let table = attention.block_tables.add(item.slot * attention.table_stride);
+        let block = *table.add(position / shape.block_size) as usize;
+        let within = position % shape.block_size;
+        let cache = attention.kv_cache.cast::<u32>();
+        let keys = cache.add(tile_offset(shape, block, 0, head) / E::PER_WORD);
+        let values = cache.add(tile_offset(shape, block, 1, head) / E::PER_WORD);
+        let part = within / E::PER_WORD * shape.head_dim;
+        [keys.add(within), values.add(part), keys.add(part)]
+    }
+}
+
 /// Where the vectors with the chunk's visible positions lie.
 unsafe fn chunk_pointers<E: Element>(
     attention: &Attention<'_>,
     item: &Item,
+    head: usize,
     start: usize,
-    seen: std::ops::Range<usize>,
+    seen: &Range<usize>,
 ) -> ChunkPointers {
-    let shape = &attention.shape;
-    let mut pointers = ChunkPointers {
-        keys: [std::ptr::null(); CHUNK_VECTORS],
-        values: [std::ptr::null(); CHUNK_VECTORS],
-    };
-    let cache = attention.kv_cache.cast::<u32>();
-    for vector in seen.start / LANES..seen.end.div_ceil(LANES) {
-        let position = start + vector * LANES;
-        // SAFETY: the table holds a block for every position below the sequence's length, the cache every block.
-        unsafe {
-            let table = attention.block_tables.add(item.slot * attention.table_stride);
-            let block = *table.add(position / shape.block_size) as usize;
-            let within = position % shape.block_size;
-            let tile = |side| tile_offset(shape, block, side, item.head) / E::PER_WORD;
-            pointers.keys[vector] = cache.add(tile(0) + within);
-            pointers.values[vector] = cache.add(tile(1) + within / E::PER_WORD * shape.head_dim);
+    let none = [std::ptr::null(); CHUNK_VECTORS];
+    let mut pointers = ChunkPointers { keys: none, values: none };
+    for vector in seen.clone() {
+        // SAFETY: the caller's promise.
+        let [keys, values, _] =
+            unsafe { vector_pointers::<E>(attention, item, head, start + vector * LANES) };
+        pointers.keys[vector] = keys;
+        pointers.values[vector] = values;
+    }
+    pointers
+}
+
+/// All that an item will read, in order.
+unsafe fn list_stream<E: Element>(
+    attention: &Attention<'_>,
+    item: &Item,
+    stream: &mut Vec<*const u32>,
+) {
+    for head in item.heads.clone() {
+        for chunk in item.chunks.clone() {
+            let start = chunk * CHUNK;
+            let seen = seen_in(attention, item, start);
+            // SAFETY: the caller's promise.
+            let pointers = seen.map(|vector| unsafe {
+                vector_pointers::<E>(attention, item, head, start + vector * LANES)
+            });
+            stream.extend(pointers.clone().map(|[_, _, keys]| keys));
+            stream.extend(pointers.map(|[_, values, _]| values));
         }
+    }
+}
+
+/// What lies [`LOOKAHEAD`] behind each vector of a chunk in the stream; its end stands for all that would follow.
+fn pointers_ahead(stream: &[*const u32], done: usize, seen: &Range<usize>) -> ChunkPointers {
+    let none = [std::ptr::null(); CHUNK_VECTORS];
+    let mut pointers = ChunkPointers { keys: none, values: none };
+    let last = stream.len() - 1;
+    for (i, vector) in seen.clone().enumerate() {
+        pointers.keys[vector] = stream[last.min(done + i + LOOKAHEAD)];
+        pointers.values[vector] = stream[last.min(done + seen.len() + i + LOOKAHEAD)];
     }
     pointers
 }
@@ -479,6 +606,7 @@ unsafe fn run_tile<L: Lanes, E: Element>(
     attention: &Attention<'_>,
     scratch: &mut Scratch,
     pointers: &ChunkPointers,
+    ahead: Option<&ChunkPointers>,
     first_row: usize,
     spans: &[Span],
 ) {
@@ -499,6 +627,11 @@ unsafe fn run_tile<L: Lanes, E: Element>(
             ($m:literal, $n:literal) => {{
                 let mut keys = [std::ptr::null(); $n];
                 keys.copy_from_slice(&pointers.keys[vector..vector + $n]);
+                let ahead = ahead.map(|ahead| {
+                    let mut keys = [std::ptr::null(); $n];
+                    keys.copy_from_slice(&ahead.keys[vector..vector + $n]);
+                    keys
+                });
                 // SAFETY: the tile's rows lie within the scratch memory.
                 let (query, out) = unsafe {
                     (scratch.query.as_ptr().add(first_row * steps), scores.add(vector * LANES))
@@ -506,6 +639,7 @@ unsafe fn run_tile<L: Lanes, E: Element>(
                 l.call(Scores::<E, $m, $n> {
                     query,
                     keys,
+                    ahead,
                     steps,
                     key_stride: attention.shape.block_size,
                     out,
@@ -547,6 +681,7 @@ unsafe fn run_tile<L: Lanes, E: Element>(
                 l.call(Values::<'_, E, $m, $n> {
                     weights,
                     values: &pointers.values,
+                    ahead: ahead.map(|ahead| &ahead.values),
                     offset,
                     head_dim,
                     span,
@@ -568,12 +703,13 @@ unsafe fn write_out<L: Lanes, E: Element>(
     l: L,
     attention: &Attention<'_>,
     item: &Item,
+    kv_head: usize,
     totals: &Totals,
 ) {
     let (head_dim, group) = (attention.shape.head_dim, attention.group());
     for row in 0..item.queries * group {
         let token = item.first_query + row / group;
-        let head = item.head * group + row % group;
+        let head = kv_head * group + row % group;
         let sum = totals.sums[row];
         let sum = l.splat(if sum == 0.0 { 1.0 } else { sum });
         // SAFETY: the output holds every token and head.

@@ -93,6 +93,10 @@ impl Lanes for Avx2 {
         with!([_mm256_castsi256_ps(_mm256_set1_epi32(x as i32)); 2])
     }
     #[inline(always)]
+    fn prefetch(self, line: *const u32) {
+        with!(_mm_prefetch::<_MM_HINT_T1>(line.cast()));
+    }
+    #[inline(always)]
     unsafe fn load(self, source: *const f32) -> Self::F {
         with!([_mm256_loadu_ps(source), _mm256_loadu_ps(source.add(8))])
     }

@@ -30,6 +30,10 @@ macro_rules! shared {
             with!(_mm512_castsi512_ps(_mm512_set1_epi32(x as i32)))
         }
         #[inline(always)]
+        fn prefetch(self, line: *const u32) {
+            with!(_mm_prefetch::<_MM_HINT_T1>(line.cast()));
+        }
+        #[inline(always)]
         unsafe fn load(self, source: *const f32) -> __m512 {
             with!(_mm512_loadu_ps(source))
         }
