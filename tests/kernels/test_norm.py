@@ -76,10 +76,13 @@ def test_activations(isa: str, dtype: torch.dtype, activation: str, n: int) -> N
     exact = reference.act_and_mul(gate_up.double(), activation)
     # 1 + erf loses the small end: the error is relative to the gate.
     scale = gate_up[:, n:].abs().double() * gate_up[:, :n].abs().clamp(min=1).double()
-    rounding = 2**-8 if dtype == torch.bfloat16 else 2**-23
+    # The activation is rounded, then the product.
+    rounding = 2**-7 if dtype == torch.bfloat16 else 2**-23
     assert ((out.double() - exact).abs() <= 4e-7 * scale + 1.01 * rounding * exact.abs()).all()
     if dtype == torch.bfloat16:
-        assert (out == reference.act_and_mul(gate_up, activation)).float().mean() > 0.98
+        # Further down torch's own 1 + tanh has lost its digits.
+        large = gate_up[:, :n] > -2
+        assert (out == reference.act_and_mul(gate_up, activation))[large].float().mean() > 0.98
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
