@@ -13,6 +13,7 @@ mod tile;
 mod x86;
 
 use std::cell::RefCell;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr;
 
@@ -228,10 +229,10 @@ impl Product<'_> {
         let last = block.steps.end == linear.steps();
         // A panel at the weight's edge has columns that the target lacks.
         let valid = columns.min(linear.n - column);
-        let mut edge = [0.0_f32; MAX_TILE];
+        let mut edge = MaybeUninit::<[f32; MAX_TILE]>::uninit();
         let (store, store_stride) = match self.target {
             _ if !last => (Store::Carry, 0),
-            Target::F32(_) if valid < columns => (Store::F32(edge.as_mut_ptr()), columns),
+            Target::F32(_) if valid < columns => (Store::F32(edge.as_mut_ptr().cast()), columns),
             Target::Bf16(_) if valid < columns => (Store::Bf16(edge.as_mut_ptr().cast()), columns),
             // SAFETY: within the target, which was checked to hold these rows and columns.
             Target::F32(target) => unsafe {
@@ -281,14 +282,14 @@ impl Product<'_> {
             block.shape.tiles[rows.len() - 1](&tile);
         }
         if last && valid < columns {
-            self.copy_edge(&edge, columns, valid, rows, column);
+            self.copy_edge(edge.as_ptr().cast(), columns, valid, rows, column);
         }
     }
 
     /// The valid columns of a tile that was computed aside.
     fn copy_edge(
         &self,
-        edge: &[f32; MAX_TILE],
+        edge: *const f32,
         columns: usize,
         valid: usize,
         rows: Range<usize>,
@@ -296,14 +297,15 @@ impl Product<'_> {
     ) {
         for (index, row) in rows.enumerate() {
             let (from, to) = (index * columns, row * self.target_stride + column);
-            // SAFETY: the target was checked to hold `valid` columns from here; `edge` holds the tile.
+            // SAFETY: the target was checked to hold `valid` columns from here; the tile has written all of `edge`
+            // that is its own, in the target's dtype.
             unsafe {
                 match self.target {
                     Target::F32(target) => {
-                        target.add(to).copy_from_nonoverlapping(edge.as_ptr().add(from), valid);
+                        target.add(to).copy_from_nonoverlapping(edge.add(from), valid);
                     }
                     Target::Bf16(target) => {
-                        let edge = edge.as_ptr().cast::<bf16>();
+                        let edge = edge.cast::<bf16>();
                         target.add(to).copy_from_nonoverlapping(edge.add(from), valid);
                     }
                 }
