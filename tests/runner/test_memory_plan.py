@@ -85,8 +85,8 @@ def test_overrides() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_blocks": 1}, r"num_blocks 1 is 1 blocks of 360\.0 KiB; two are the least"),
-        ({"kv_cache_memory": 1000}, r"kv_cache_memory 1000 B is 0 blocks"),
+        ({"num_blocks": 1}, r"num_blocks 1 makes 1 blocks of 360\.0 KiB; two are the least"),
+        ({"kv_cache_memory": 1000}, r"kv_cache_memory 1000 B makes 0 blocks"),
         ({"num_blocks": 1_000_000}, r"num_blocks 1000000 asks for 343\.3 GiB of KV cache, and there is room for"),
         ({"kv_cache_memory": 64 * GIB}, r"kv_cache_memory 64\.0 GiB asks for 64\.0 GiB"),
     ],

@@ -199,7 +199,7 @@ def _num_blocks(config: EngineConfig, plan: MemoryPlan) -> int:
         return min(most, min(budget, left) // plan.block_bytes)
     if num_blocks < 2:
         raise NotEnoughMemory(
-            f"{source} is {num_blocks} blocks of {format_bytes(plan.block_bytes)}; two are the least that can "
+            f"{source} makes {num_blocks} blocks of {format_bytes(plan.block_bytes)}; two are the least that can "
             "serve (one stays empty), so raise it"
         )
     if num_blocks * plan.block_bytes > left:

@@ -1,0 +1,148 @@
+"""Building a runner: what it refuses, and random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from octavo import _core
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError, ModelError, ModelNotFound, NotEnoughMemory, UnsupportedModel
+from octavo.loading.resolve import resolve_model
+from octavo.runner import build_runner, plan_model
+from octavo.runner.build import resolve_dtype
+
+RAW = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 1,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+}
+
+
+def config_folder(path: Path, **changes: Any) -> Path:
+    (path / "config.json").write_text(json.dumps(RAW | changes))
+    return path
+
+
+def build(folder: Path, **changes: Any) -> Any:
+    settings = {"load_format": "dummy", "max_num_seqs": 4, "max_num_batched_tokens": 64, **changes}
+    config = EngineConfig(model=str(folder), **settings)
+    return build_runner(config, resolve_model(config.model))
+
+
+def test_random_weights_are_the_same_for_one_seed(tmp_path: Path) -> None:
+    folder = config_folder(tmp_path)
+
+    def answer(seed: int) -> list[int]:
+        runner, info = build(folder, seed=seed, dtype="float32")
+        core = _core.Core(
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            eos_token_ids=[],
+        )
+        runner.attach(core)
+        core.submit(0, np.arange(9, dtype=np.int32).tobytes(), arrival_us=0, max_tokens=12, temperature=0.0)
+        tokens: list[int] = []
+        while core.has_work():
+            plan = core.plan()
+            assert plan is not None
+            runner.launch(plan).result()
+            tokens += np.frombuffer(core.commit(plan.step).token_ids, dtype=np.int32).tolist()
+        return tokens
+
+    assert answer(0) == answer(0)
+    assert answer(0) != answer(1)
+
+
+def test_progress_runs_to_its_end(tmp_path: Path) -> None:
+    config = EngineConfig(model=str(config_folder(tmp_path)), load_format="dummy")
+    calls: list[tuple[str, int, int]] = []
+    build_runner(config, resolve_model(config.model), lambda *call: calls.append(call))
+    assert calls[0] == ("weights", 0, 3)
+    assert calls[-1] == ("weights", 3, 3)
+    assert calls == sorted(calls)
+
+
+def test_info_tells_what_was_loaded(tmp_path: Path) -> None:
+    runner, info = build(config_folder(tmp_path), dtype="float32", num_blocks=20)
+    assert runner.info is info
+    assert info.eos_token_ids == (2,)
+    assert info.num_blocks == 20
+    assert info.kv_bytes == 20 * 16 * 2 * 2 * 64 * 4
+    parameters = 2 * 64 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 96 + 2 * 64) + 64
+    assert info.weights_bytes >= 4 * parameters
+
+
+def test_cuda_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"device: `cuda` is not supported by this version.*use `cpu`"):
+        build(config_folder(tmp_path), device="cuda")
+
+
+def test_float16_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="dtype: `float16` is not supported on a CPU; use `bfloat16` or `float32`"):
+        build(config_folder(tmp_path), dtype="float16")
+
+
+@pytest.mark.parametrize(("native", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_dtype_goes_by_the_processor(native: bool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "cpu_info", lambda: {"bf16_native": native})
+    assert resolve_dtype(EngineConfig(model="m")) == dtype
+    assert resolve_dtype(EngineConfig(model="m", dtype="float32")) == "float32"
+
+
+def test_unknown_architectures_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="'BloomForCausalLM' is not supported"):
+        build(config_folder(tmp_path, architectures=["BloomForCausalLM"]))
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="no weights"):
+        build(config_folder(tmp_path), load_format="auto")
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"model.embed_tokens.weight": torch.zeros(64, 64)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"lack model\.layers\.0\.self_attn\.q_proj\.weight"):
+        build(config_folder(tmp_path), load_format="auto")
+
+
+def test_a_huge_model_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    folder = config_folder(
+        tmp_path,
+        hidden_size=65536,
+        intermediate_size=262144,
+        num_hidden_layers=256,
+        num_attention_heads=512,
+        vocab_size=256000,
+    )
+    with pytest.raises(NotEnoughMemory, match=r"not even one block of KV cache fits.*use a smaller model"):
+        build(folder)
+    with pytest.raises(NotEnoughMemory):
+        plan_model(EngineConfig(model=str(folder)), resolve_model(str(folder)))
+
+
+def test_closing_gives_the_memory_back(tmp_path: Path) -> None:
+    import gc
+    import weakref
+
+    runner, _ = build(config_folder(tmp_path))
+    cache = weakref.ref(runner._cache)
+    runner.close()
+    gc.collect()
+    assert cache() is None
