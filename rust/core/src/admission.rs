@@ -17,6 +17,10 @@ impl Core {
     /// Admit the first waiting sequence that need not wait for another's prefix, if it fits.
     pub(crate) fn admit_first(&mut self, tables_left: usize) -> Option<SequenceId> {
         loop {
+            // First of all, so that full slots cost the same however many wait.
+            if self.slots.num_free() == 0 {
+                return None;
+            }
             let id = self.queue.first()?;
             let sequence = &self.sequences[id];
             let order = sequence.order;
