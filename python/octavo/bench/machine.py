@@ -23,6 +23,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1),
         "load_average": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.release()}",
+        "build": _core.build_info()["profile"],
         "python": platform.python_version(),
     }
 

@@ -9,12 +9,29 @@ mod linear;
 mod pointers;
 mod text;
 
-use pyo3::pymodule;
+use std::collections::BTreeMap;
+
+use pyo3::{pyfunction, pymodule};
+
+/// Version, profile and target of the extension, for bug reports.
+#[pyfunction]
+fn build_info() -> BTreeMap<&'static str, String> {
+    let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
+    let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+    BTreeMap::from([
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("profile", profile.to_owned()),
+        ("target", target),
+    ])
+}
 
 /// The extension module `octavo._core`.
 #[pymodule]
 mod _core {
     use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::build_info;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
