@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from octavo.bench import command, latency, offline_engine, step, workloads
 from octavo.bench.command import BENCHES, BenchOptions, run_bench
-from octavo.bench.memory import anonymous_bytes, long_run, process_tree
+from octavo.bench.memory import long_run, private_bytes, process_tree
 from octavo.bench.serve import percentiles
 from octavo.bench.server_process import config_arguments
 from octavo.cli import main
@@ -207,10 +210,11 @@ def test_a_long_run_stays_flat() -> None:
 
 
 def test_memory_of_processes() -> None:
-    import os
-    import subprocess
-
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert child.pid in process_tree(os.getpid())
         held = bytearray(b"x" * (64 << 20))
-        assert anonymous_bytes(os.getpid()) > len(held)
+        before = private_bytes(os.getpid())
+        assert before > len(held)
+        with mmap.mmap(-1, 64 << 20) as shared:
+            shared.write(b"x" * len(shared))
+            assert 60 << 20 < private_bytes(os.getpid()) - before < 70 << 20

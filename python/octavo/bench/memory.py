@@ -15,7 +15,7 @@ from octavo.bench.command import BenchOptions, Results
 from octavo.bench.server_process import server_process
 from octavo.config import EngineConfig
 
-__all__ = ["anonymous_bytes", "long_run", "memory", "process_tree"]
+__all__ = ["long_run", "memory", "private_bytes", "process_tree"]
 
 _MIB = 1 << 20
 _CLIENTS = 8
@@ -27,7 +27,7 @@ _WAVE = 1000
 def memory(config: EngineConfig, options: BenchOptions) -> Results:
     """Two results: a server after W4, and `long_run`.
 
-    The first: `anonymous_mib` of all processes, of which `weights_mib` and `kv_mib` were planned, and
+    The first: `resident_mib` of all processes, of which `weights_mib` and `kv_mib` were planned, and
     `overhead_mib`, the rest. Mapped file pages are the page cache's and not counted. Blocks take memory once they are
     written, so where the settings name no size the KV cache is one that W4 fills.
 
@@ -42,10 +42,10 @@ def memory(config: EngineConfig, options: BenchOptions) -> Results:
     plan = plan_model(config, resolve_model(config.model))
     with server_process(config) as server:
         asyncio.run(_load(Endpoint(server.base_url), workloads.demo("W4")))
-        total = sum(map(anonymous_bytes, process_tree(server.pid)))
+        total = sum(map(private_bytes, process_tree(server.pid)))
     served = {
         "case": "serve",
-        "anonymous_mib": round(total / _MIB, 1),
+        "resident_mib": round(total / _MIB, 1),
         "weights_mib": round(plan.weights_bytes / _MIB, 1),
         "kv_mib": round(plan.kv_bytes / _MIB, 1),
         "overhead_mib": round((total - plan.weights_bytes - plan.kv_bytes) / _MIB, 1),
@@ -68,7 +68,7 @@ def long_run(requests: int) -> dict[str, str | int | float]:
     """Short requests through the core and the loop without a model.
 
     Returns:
-        `requests`, anonymous memory after a tenth of them and after all (`tenth_mib`, `all_mib`), `growth_mib`.
+        `requests`, memory after a tenth of them and after all (`tenth_mib`, `all_mib`), `growth_mib`.
     """
     from octavo.engine.build import build_loop
     from octavo.engine.requests import RequestMaker, submit
@@ -88,9 +88,9 @@ def long_run(requests: int) -> dict[str, str | int | float]:
             loop.step()
         if (wave + 1) * _WAVE == requests // 10:
             gc.collect()
-            tenth = anonymous_bytes(os.getpid())
+            tenth = private_bytes(os.getpid())
     gc.collect()
-    whole = anonymous_bytes(os.getpid())
+    whole = private_bytes(os.getpid())
     finished = loop.core.stats()["finished_length"]
     if finished != requests:
         raise RuntimeError(f"{finished} of {requests} requests finished")
@@ -104,12 +104,11 @@ def long_run(requests: int) -> dict[str, str | int | float]:
     }
 
 
-def anonymous_bytes(pid: int) -> int:
-    """Resident memory of a process that is no file's."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Anonymous:"):
-            return int(line.split()[1]) * 1024
-    return 0
+def private_bytes(pid: int) -> int:
+    """Resident memory of a process that is no file's; its share of what it has in common with others."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    # Unnamed shared mappings, such as the weights', are kept by the kernel as shared memory.
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
 def process_tree(pid: int) -> list[int]:
