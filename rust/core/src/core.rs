@@ -53,6 +53,7 @@ pub struct Core {
     pub(crate) blocked: Option<(QueueKey, u64)>,
     /// Scratch space, empty between calls.
     pub(crate) scratch: Vec<BlockId>,
+    pub(crate) set_aside: Vec<BlockId>,
     pub(crate) prompt_rows: Vec<(SequenceId, usize)>,
 }
 
@@ -95,6 +96,7 @@ impl Core {
             arrivals: 0,
             blocked: None,
             scratch: Vec::with_capacity(config.max_blocks_per_seq()),
+            set_aside: Vec::new(),
             prompt_rows: Vec::with_capacity(rows),
             token_table,
             config,

@@ -26,7 +26,7 @@ pub struct StepPlan {
     pub num_logits: usize,
     /// Entries of the device's block tables that change.
     pub num_table_updates: usize,
-    /// Whole blocks copied before anything is written.
+    /// Whole blocks copied before anything is written, in any order: none is both source and destination.
     pub num_block_copies: usize,
     /// Blocks swapped with the host.
     pub num_swaps: usize,
@@ -241,6 +241,11 @@ impl<'a> PlanWriter<'a> {
         arrays.copy_sources[at] = source.0 as i32;
         arrays.copy_destinations[at] = destination.0 as i32;
         self.plan.num_block_copies += 1;
+    }
+
+    pub(crate) fn is_copy_source(&self, block: BlockId) -> bool {
+        let copies = self.plan.num_block_copies;
+        self.arrays.copy_sources[..copies].contains(&(block.0 as i32))
     }
 
     pub(crate) fn table(&mut self, slot: Slot, start: usize, blocks: &[BlockId]) {

@@ -92,6 +92,9 @@ impl Core {
             }
         }
         writer.plan.num_decode_rows = writer.plan.num_rows;
+        for block in self.set_aside.drain(..) {
+            self.kv.release(block);
+        }
     }
 
     /// Bans of one sample of a sequence: its end tokens while it is shorter than its minimum.
@@ -119,6 +122,11 @@ impl Core {
                     sequence.table.push(block);
                     return true;
                 };
+                if writer.is_copy_source(block) {
+                    // Copies of a step may run at once: none writes what another reads.
+                    self.set_aside.push(block);
+                    continue;
+                }
                 sequence.table.replace(entry, block);
                 writer.copy(source, block);
                 self.kv.release(source);

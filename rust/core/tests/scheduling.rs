@@ -272,77 +272,6 @@ fn nothing_starves_under_a_steady_stream_of_urgent_requests() {
 }
 
 #[test]
-fn what_can_never_fit_is_refused_at_once() {
-    let mut core =
-        Core::new(Config { num_blocks: 5, max_model_len: 32, ..config() }, None).expect("good");
-    let spec = RequestSpec { prompt: prompt(10, 0), max_tokens: 7, n: 1, ..RequestSpec::default() };
-    core.submit(spec.clone()).expect("17 tokens, of which 16 are written, fit 4 blocks");
-    let refused = |core: &mut Core, spec: RequestSpec| {
-        core.submit(RequestSpec { request_id: 9, ..spec }).expect_err("cannot")
-    };
-    assert_eq!(
-        refused(&mut core, RequestSpec { max_tokens: 8, ..spec.clone() }),
-        Error::CapacityExceeded { tokens: 17, needed: 5, blocks: 4 }
-    );
-    assert_eq!(
-        refused(&mut core, RequestSpec { prompt: prompt(32, 0), ..spec.clone() }),
-        Error::ContextLengthExceeded { prompt: 32, max_model_len: 32 }
-    );
-    let field = |error| match error {
-        Error::InvalidRequest { field, .. } => field,
-        other => panic!("{other}"),
-    };
-    for (name, spec) in [
-        ("prompt", RequestSpec { prompt: vec![], ..spec.clone() }),
-        ("prompt", RequestSpec { prompt: vec![VOCAB as u32], ..spec.clone() }),
-        ("n", RequestSpec { n: 0, ..spec.clone() }),
-        ("n", RequestSpec { n: 5, ..spec.clone() }),
-        ("max_tokens", RequestSpec { max_tokens: 0, ..spec.clone() }),
-        ("stop", RequestSpec { stop: vec![b"x".to_vec()], ..spec.clone() }),
-        ("stop", RequestSpec { stop: vec![vec![]], ..spec.clone() }),
-        ("stop_token_ids", RequestSpec { stop_token_ids: vec![VOCAB as u32], ..spec.clone() }),
-        ("request_id", RequestSpec { request_id: 0, ..spec.clone() }),
-    ] {
-        let spec = RequestSpec { request_id: if name == "request_id" { 0 } else { 9 }, ..spec };
-        assert_eq!(field(core.submit(spec).expect_err("cannot")), name);
-    }
-    for (name, set) in [
-        ("temperature", (|s| s.temperature = f32::NAN) as fn(&mut octavo_core::Sampling)),
-        ("temperature", |s| s.temperature = -1.0),
-        ("top_p", |s| s.top_p = 0.0),
-        ("min_p", |s| s.min_p = 1.5),
-        ("repetition_penalty", |s| s.repetition_penalty = 0.0),
-        ("presence_penalty", |s| s.presence_penalty = f32::INFINITY),
-        ("frequency_penalty", |s| s.frequency_penalty = f32::NAN),
-        ("logprobs", |s| s.logprobs = Some(VOCAB as u32 + 1)),
-    ] {
-        let mut spec = RequestSpec { request_id: 9, ..spec.clone() };
-        set(&mut spec.sampling);
-        assert_eq!(field(core.submit(spec).expect_err("cannot")), name);
-    }
-    core.check_invariants().expect("a refusal leaves no trace");
-    assert_eq!(core.stats().waiting, 1);
-}
-
-#[test]
-fn settings_that_cannot_work_are_named() {
-    for (name, config) in [
-        ("num_blocks", Config { num_blocks: 1, ..config() }),
-        ("block_size", Config { block_size: 0, ..config() }),
-        ("max_num_seqs", Config { max_num_seqs: 0, ..config() }),
-        ("max_num_batched_tokens", Config { max_num_batched_tokens: 3, ..config() }),
-        ("num_blocks", Config { num_blocks: 1 << 28, block_size: 16, ..config() }),
-        ("eos_token_ids", Config { eos_token_ids: vec![VOCAB as u32], ..config() }),
-        ("vocab_size", Config { vocab_size: usize::MAX, ..config() }),
-    ] {
-        match Core::new(config, None).expect_err("cannot work") {
-            Error::Config { field, .. } => assert_eq!(field, name),
-            other => panic!("{other}"),
-        }
-    }
-}
-
-#[test]
 fn steps_are_planned_two_ahead_and_committed_in_order() {
     let mut bench = Bench::new(config());
     bench.submit(1, &prompt(3, 0), 5);
@@ -500,6 +429,39 @@ fn rows_whose_bans_do_not_fit_wait_for_the_next_step() {
     }
     assert_eq!((bench.stats().finished_length, rows), (32, capacity / 129));
     assert!(steps < 16, "{steps} steps");
+}
+
+#[test]
+fn no_copy_of_a_step_writes_what_another_reads() {
+    let mut bench = Bench::new(Config {
+        max_num_seqs: 8,
+        max_num_batched_tokens: 128,
+        num_blocks: 36,
+        ..config()
+    });
+    for (request_id, len, n) in [(1, 57, 6), (2, 58, 2)] {
+        let prompt = prompt(len, request_id as u32);
+        bench
+            .core
+            .submit(RequestSpec { request_id, prompt, max_tokens: 4, n, ..RequestSpec::default() })
+            .expect("fits");
+    }
+    bench.step(1);
+    // The sixth answer's table no longer fits this step's updates. Its block was copied for the others, and is the only
+    // one that can come free for the next request's copy.
+    let (plan, _) = bench.step(1);
+    assert_eq!(bench.stats().preemptions, 2);
+    let sources = &bench.array(&plan, "copy_sources")[..plan.num_block_copies];
+    let destinations = &bench.array(&plan, "copy_destinations")[..plan.num_block_copies];
+    assert_eq!(sources.len(), 5);
+    assert!(
+        !destinations.iter().any(|block| sources.contains(block)),
+        "{sources:?} to {destinations:?}"
+    );
+    while bench.core.has_work() {
+        bench.step(1);
+    }
+    assert_eq!(bench.stats().finished_length, 8);
 }
 
 #[test]

@@ -80,6 +80,14 @@ impl Device {
             let values = &array("param_values")[i * PARAM_LEN..(i + 1) * PARAM_LEN];
             self.params[array("param_slots")[i] as usize].copy_from_slice(values);
         }
+        self.check_scatters(plan, arena);
+        let copies = plan.num_block_copies;
+        let (sources, destinations) =
+            (&array("copy_sources")[..copies], &array("copy_destinations")[..copies]);
+        assert!(
+            !destinations.iter().any(|block| sources.contains(block)),
+            "copies may run at once"
+        );
         let size = self.block_size;
         for i in 0..plan.num_block_copies {
             let (from, to) =
@@ -122,6 +130,29 @@ impl Device {
         }
         written.sort_unstable();
         assert!(written.windows(2).all(|pair| pair[0] < pair[1]), "two tokens in one cache slot");
+    }
+
+    /// A device may scatter all updates at once: none is given twice.
+    fn check_scatters(&self, plan: &StepPlan, arena: &[i32]) {
+        let array = |name, count: usize| &self.layout.slice(arena, name)[..count];
+        let updates = plan.num_table_updates;
+        let entries = array("table_slots", updates).iter().zip(array("table_indices", updates));
+        let distinct = |places: Vec<(i32, i32)>| {
+            let set: std::collections::BTreeSet<_> = places.iter().collect();
+            set.len() == places.len()
+        };
+        assert!(distinct(entries.map(|(&slot, &index)| (slot, index)).collect()));
+        for (name, count) in [
+            ("rows", plan.num_rows),
+            ("logits_slots", plan.num_logits),
+            ("param_slots", plan.num_param_updates),
+            ("copy_destinations", plan.num_block_copies),
+        ] {
+            assert!(
+                distinct(array(name, count).iter().map(|&place| (0, place)).collect()),
+                "{name}"
+            );
+        }
     }
 
     /// Rows of a group read the same physical blocks, all of them full.
