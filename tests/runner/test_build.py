@@ -39,29 +39,33 @@ def build(folder: Path, **changes: Any) -> Any:
     return build_runner(config, resolve_model(config.model))
 
 
+def answer_of(runner: Any, info: Any) -> list[int]:
+    """Twelve greedy tokens."""
+    core = _core.Core(
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        eos_token_ids=[],
+    )
+    runner.attach(core)
+    core.submit(0, np.arange(9, dtype=np.int32).tobytes(), arrival_us=0, max_tokens=12, temperature=0.0)
+    tokens: list[int] = []
+    while core.has_work():
+        plan = core.plan()
+        assert plan is not None
+        runner.launch(plan).result()
+        tokens += np.frombuffer(core.commit(plan.step).token_ids, dtype=np.int32).tolist()
+    return tokens
+
+
 def test_random_weights_are_the_same_for_one_seed(tmp_path: Path) -> None:
     folder = config_folder(tmp_path)
 
     def answer(seed: int) -> list[int]:
-        runner, info = build(folder, seed=seed, dtype="float32")
-        core = _core.Core(
-            block_size=info.block_size,
-            num_blocks=info.num_blocks,
-            max_num_seqs=4,
-            max_num_batched_tokens=64,
-            max_model_len=info.max_model_len,
-            vocab_size=info.vocab_size,
-            eos_token_ids=[],
-        )
-        runner.attach(core)
-        core.submit(0, np.arange(9, dtype=np.int32).tobytes(), arrival_us=0, max_tokens=12, temperature=0.0)
-        tokens: list[int] = []
-        while core.has_work():
-            plan = core.plan()
-            assert plan is not None
-            runner.launch(plan).result()
-            tokens += np.frombuffer(core.commit(plan.step).token_ids, dtype=np.int32).tolist()
-        return tokens
+        return answer_of(*build(folder, seed=seed, dtype="float32"))
 
     assert answer(0) == answer(0)
     assert answer(0) != answer(1)
@@ -106,6 +110,18 @@ def test_dtype_goes_by_the_processor(native: bool, dtype: str, monkeypatch: pyte
 def test_unknown_architectures_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="'BloomForCausalLM' is not supported"):
         build(config_folder(tmp_path, architectures=["BloomForCausalLM"]))
+
+
+@pytest.mark.parametrize("head_dim", [24, 272])
+def test_heads_the_kernels_lack_are_refused(head_dim: int, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=f"head_dim: heads of {head_dim} channels are not supported"):
+        build(config_folder(tmp_path, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 256])
+def test_heads_the_kernels_have_run(head_dim: int, tmp_path: Path) -> None:
+    runner, info = build(config_folder(tmp_path, head_dim=head_dim, hidden_size=70), dtype="float32")
+    assert len(answer_of(runner, info)) == 12
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:

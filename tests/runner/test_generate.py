@@ -77,7 +77,7 @@ def make_core(config: EngineConfig, info: ModelInfo) -> Core:
 
 
 def generate(core: Core, runner: Runner, *, overlap: bool, **params: Any) -> tuple[list[list[int]], dict[str, int]]:
-    """Answers in the order of the prompts, and the core's statistics."""
+    """Answers in the order of the prompts (all first samples, then all second ones), and the core's statistics."""
     runner.attach(core)
     for index, prompt in enumerate(prompts()):
         settings = {"max_tokens": NEW_TOKENS, "temperature": 0.0, "arrival_us": index, **params}
@@ -92,11 +92,13 @@ def generate(core: Core, runner: Runner, *, overlap: bool, **params: Any) -> tup
             step, handle = opened.pop(0)
             handle.result()
             frame = core.commit(step)
-            ids = np.frombuffer(frame.request_ids, dtype=np.int64).tolist()
-            for request, token in zip(ids, np.frombuffer(frame.token_ids, dtype=np.int32).tolist(), strict=True):
-                answers[request].append(token)
+            requests = np.frombuffer(frame.request_ids, dtype=np.int64).tolist()
+            samples = np.frombuffer(frame.sample_indices, dtype=np.int32).tolist()
+            tokens = np.frombuffer(frame.token_ids, dtype=np.int32).tolist()
+            for request, sample, token in zip(requests, samples, tokens, strict=True):
+                answers[request + sample * len(LENGTHS)].append(token)
         core.check_invariants()
-    return [answers[index] for index in range(len(LENGTHS))], core.stats()
+    return [answers[index] for index in range(len(answers))], core.stats()
 
 
 def run(folder: Path, *, overlap: bool = False, **changes: Any) -> tuple[list[list[int]], dict[str, int]]:
@@ -146,6 +148,23 @@ def test_penalties_survive_preemption_and_overlap(overlap: bool, folder: Path) -
     together = answers(max_num_seqs=8, num_blocks=10)
     assert together == answers(max_num_seqs=1, num_blocks=80)
     assert all(len(set(answer)) > 6 for answer in together)
+
+
+@pytest.mark.parametrize("num_blocks", [80, 12])
+def test_greedy_samples_of_one_prompt_are_equal(num_blocks: int, folder: Path) -> None:
+    config = EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        max_model_len=112,
+        max_num_batched_tokens=64,
+        max_num_seqs=8,
+        num_blocks=num_blocks,
+    )
+    runner, info = build_runner(config, resolve_model(config.model))
+    params = {"repetition_penalty": 1.3, "presence_penalty": 0.4}
+    single, _ = generate(make_core(config, info), runner, overlap=False, **params)
+    double, _ = generate(make_core(config, info), runner, overlap=True, n=2, **params)
+    assert double == single + single
 
 
 def test_fake_runner_serves_the_same_core() -> None:

@@ -11,13 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import _core
+from octavo.errors import UnsupportedModel
 from octavo.layers.operations import IntArray, StepInputs
 from octavo.layers.spec import DecoderSpec
 from octavo.layers.weights import Weights, to_float32
 
-__all__ = ["STORAGE", "CpuKvCache", "CpuOperations", "mapped_zeros"]
+__all__ = ["STORAGE", "CpuKvCache", "CpuOperations", "check_kernels", "mapped_zeros"]
 
 Array = npt.NDArray[Any]
+
+_HEAD_DIM_STEP, _MAX_HEAD_DIM = 16, 256
 
 STORAGE: dict[str, npt.DTypeLike] = {"float32": np.float32, "bfloat16": np.uint16}
 """numpy's type of the same width: it has no bfloat16, and nothing here computes with it."""
@@ -35,6 +38,19 @@ def mapped_zeros(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
     except OSError as error:
         raise MemoryError(str(error)) from error
     return np.frombuffer(memory, dtype=dtype, count=count).reshape(shape)
+
+
+def check_kernels(spec: DecoderSpec) -> None:
+    """Refuse shapes that the kernels do not have.
+
+    Raises:
+        UnsupportedModel: naming the shape.
+    """
+    if spec.head_dim % _HEAD_DIM_STEP or spec.head_dim > _MAX_HEAD_DIM:
+        raise UnsupportedModel(
+            f"head_dim: heads of {spec.head_dim} channels are not supported; the kernels take multiples of "
+            f"{_HEAD_DIM_STEP} up to {_MAX_HEAD_DIM}"
+        )
 
 
 class CpuKvCache:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo import _core
 from octavo.errors import ConfigError, NotEnoughMemory
+from octavo.layers.cpu import check_kernels
 from octavo.loading.config import ModelConfig, load_model_config
 from octavo.models.registry import decoder_spec
 from octavo.runner.host import free_memory
@@ -56,9 +57,11 @@ def plan_model(config: EngineConfig, source: ModelSource) -> MemoryPlan:
 
 def _plan(config: EngineConfig, source: ModelSource, model: ModelConfig) -> MemoryPlan:
     resolve_device(config)
+    spec = decoder_spec(model)
+    check_kernels(spec)
     return plan_memory(
         config,
-        decoder_spec(model),
+        spec,
         name=source.name,
         dtype=resolve_dtype(config),
         free_bytes=free_memory(),
@@ -133,4 +136,6 @@ def _open(config: EngineConfig, source: ModelSource, model: ModelConfig) -> Weig
         return DummyWeights(decoder_spec(model), config.seed)
     from octavo.loading.weights import open_weights
 
-    return open_weights(source)
+    weights = open_weights(source)
+    weights.prefetch()
+    return weights
