@@ -49,6 +49,7 @@ class FakeEngine:
         running: requests that run now.
         aborted: requests that were closed before their end.
         dead: set it to end the engine.
+        silent: its tokens have no text, as those of a model without a tokenizer.
     """
 
     def __init__(self, delay: float = 0.0, max_model_len: int = MAX_MODEL_LEN) -> None:
@@ -72,6 +73,7 @@ class FakeEngine:
         self.aborted = 0
         self.generated = 0
         self.dead = False
+        self.silent = False
         self.closed = False
 
     def check_health(self) -> None:
@@ -131,7 +133,7 @@ class FakeEngine:
         top = [(token_id, -0.5), (ord("x"), float("-inf"))][: params.logprobs or 0]
         return OutputDelta(
             index=index,
-            text=character,
+            text="" if self.silent else character,
             token_ids=[token_id],
             logprobs=None if params.logprobs is None else [TokenLogprobs(token_id, -0.5, top)],
             finish_reason="length" if last else None,

@@ -222,6 +222,15 @@ def test_error_within_a_stream(start: object) -> None:
         assert dead.value.code == "engine_dead"
 
 
+def test_tokens_without_text_have_their_chunks(client: openai.OpenAI, server: Running) -> None:
+    server.engine.silent = True
+    chunks = list(client.completions.create(model="fake", prompt=[72], max_tokens=5, stream=True))
+    assert [chunk.choices[0].text for chunk in chunks] == [""] * 5
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * 4 + ["length"]
+    stream = client.chat.completions.create(model="fake", messages=USER, max_tokens=5, stream=True)
+    assert len(list(stream)) == 6
+
+
 def test_raw_response_carries_the_request_id(client: openai.OpenAI) -> None:
     raw = client.completions.with_raw_response.create(
         model="fake", prompt="Hi", extra_headers={"X-Request-Id": "abc-1"}

@@ -122,9 +122,10 @@ async def _stream(
         return writer.chunk([choice], usage_now() if request.continuous_usage else None)
 
     def event(choice: int, delta: OutputDelta) -> bytes:
-        extra = to_logprobs or request.return_token_ids
-        if not (delta.text or delta.finish_reason or (extra and delta.token_ids)):
+        # As vLLM, a chunk for tokens whose text is still held back: clients time tokens by chunks.
+        if not (delta.text or delta.token_ids or delta.finish_reason):
             return b""
+        extra = to_logprobs or request.return_token_ids
         if not extra and not delta.finish_reason and not request.continuous_usage:
             return writer.chat_text(choice, delta.text)
         shape: dict[str, Any] = {

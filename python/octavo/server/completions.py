@@ -120,7 +120,8 @@ async def _stream(
     def event(choice: int, delta: OutputDelta) -> bytes:
         text = pending[choice] + delta.text
         pending[choice] = ""
-        if not (text or delta.finish_reason or (extra and delta.token_ids)):
+        # As vLLM, a chunk for tokens whose text is still held back: clients time tokens by chunks.
+        if not (text or delta.token_ids or delta.finish_reason):
             return b""
         if not extra and not delta.finish_reason and not request.continuous_usage:
             return writer.completion_text(choice, text)
