@@ -135,7 +135,7 @@ def attention(
     Returns:
         float64 [T, num_heads, head_dim].
     """
-    num_heads, head_dim = q.shape[1:]
+    num_heads = q.shape[1]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     out = torch.zeros(q.shape, dtype=torch.float64)
     for row, slot in enumerate(rows.tolist()):

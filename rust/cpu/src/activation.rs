@@ -120,6 +120,6 @@ fn gelu<L: Lanes>(l: L, x: L::F) -> L::F {
 fn gelu_tanh<L: Lanes>(l: L, x: L::F) -> L::F {
     let cube = l.mul(l.mul(x, x), x);
     // 0.5 (1 + tanh(t)) is sigmoid(2 t), which loses nothing where tanh is near -1; 2 sqrt(2 / pi).
-    let twice = l.mul(l.splat(1.595_769_1), l.fma(cube, l.splat(0.044_715), x));
+    let twice = l.mul(l.splat(1.595_769_2), l.fma(cube, l.splat(0.044_715), x));
     l.div(x, l.add(l.splat(1.0), exp(l, l.sub(l.splat(0.0), twice))))
 }

@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "its arguments are raw pointers into tensors")]
 
 mod kernel;
+mod tiles;
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
