@@ -125,7 +125,7 @@ impl Core {
         for _ in 0..needed {
             sequence.table.push(self.kv.take().expect("admission counted the blocks"));
         }
-        let (tokens, prompt) = (sequence.tokens.len() as u64, sequence.num_prompt as u64);
+        let tokens = sequence.tokens.len() as u64;
         let running = order.running();
         let at = self
             .prefilling
@@ -139,6 +139,7 @@ impl Core {
         let request = self.request_mut(place);
         if request.cached_tokens.is_none() {
             request.cached_tokens = Some(cached as u32);
+            let prompt = request.num_prompt as u64;
             self.stats.prompt_tokens += prompt;
             self.stats.cached_prompt_tokens += cached as u64;
         }

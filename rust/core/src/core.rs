@@ -138,7 +138,7 @@ impl Core {
     ///
     /// # Errors
     /// What can never be served or never fit is refused at once, so nothing waits for ever.
-    pub fn submit(&mut self, spec: RequestSpec) -> Result<()> {
+    pub fn submit(&mut self, mut spec: RequestSpec) -> Result<()> {
         spec.validate(&self.config, self.token_table.is_some())?;
         if self.by_id.contains_key(&spec.request_id) {
             return Err(Error::InvalidRequest {
@@ -147,11 +147,14 @@ impl Core {
             });
         }
         self.arrivals += 1;
+        let token_limit = spec.token_limit(&self.config);
+        let prompt = std::mem::take(&mut spec.prompt);
         let request = Request {
             end_tokens: spec.end_tokens(&self.config).collect(),
             key: spec.queue_key(&self.config),
             arrival: self.arrivals,
-            token_limit: spec.token_limit(&self.config),
+            token_limit,
+            num_prompt: prompt.len(),
             root: self.kv.acquire_root(spec.adapter, &spec.cache_salt),
             cached_tokens: None,
             sequences: Vec::with_capacity(spec.n),
@@ -165,7 +168,7 @@ impl Core {
         });
         self.by_id.insert(request.spec.request_id, place);
         self.requests[place as usize] = Some(request);
-        let id = self.add_sequence(place, 0);
+        let id = self.add_sequence(place, 0, prompt);
         self.queue.push(self.sequences[id].order, id);
         self.stats.requests += 1;
         Ok(())
@@ -227,8 +230,13 @@ impl Core {
         self.requests[place as usize].as_mut().expect("a sequence's request lives as long as it")
     }
 
-    /// A sequence of a request, with the prompt as its tokens and no place in any queue.
-    pub(crate) fn add_sequence(&mut self, place: u32, sample_index: u32) -> SequenceId {
+    /// A sequence of a request, without a place in any queue.
+    pub(crate) fn add_sequence(
+        &mut self,
+        place: u32,
+        sample_index: u32,
+        prompt: Vec<u32>,
+    ) -> SequenceId {
         let id = self.sequences.add();
         let request = self.requests[place as usize].as_mut().expect("just added");
         let spec = &request.spec;
@@ -236,10 +244,9 @@ impl Core {
         let sequence = &mut self.sequences[id];
         sequence.request = place;
         sequence.sample_index = sample_index;
-        sequence.tokens.extend_from_slice(&spec.prompt);
-        sequence.num_prompt = spec.prompt.len();
+        sequence.tokens = prompt;
         sequence.token_limit = request.token_limit;
-        sequence.min_len = spec.prompt.len().saturating_add(spec.min_tokens);
+        sequence.min_len = request.num_prompt.saturating_add(spec.min_tokens);
         sequence.order = QueueKey {
             key: request.key,
             not_preempted: true,

@@ -178,33 +178,6 @@ impl RequestSpec {
         }
     }
 
-    /// The parameter record of one answer, as the plan arrays lay it out.
-    pub(crate) fn param_values(&self, sample_index: u32) -> [i32; PARAM_LEN] {
-        let s = &self.sampling;
-        let bits = |value: f32| value.to_bits() as i32;
-        let neutral = (1.0_f32, 0.0_f32, 0.0_f32);
-        let penalties = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != neutral;
-        let flags = i32::from(penalties) | i32::from(s.logprobs.is_some()) << 1;
-        [
-            bits(s.temperature),
-            bits(s.top_p),
-            bits(s.min_p),
-            bits(s.repetition_penalty),
-            bits(s.presence_penalty),
-            bits(s.frequency_penalty),
-            s.top_k as i32,
-            s.seed as i32,
-            (s.seed >> 32) as i32,
-            sample_index as i32,
-            flags,
-            s.logprobs.unwrap_or(0) as i32,
-            self.prompt.len() as i32,
-            self.adapter as i32,
-            0,
-            0,
-        ]
-    }
-
     fn validate_sampling(&self, config: &Config) -> Result<()> {
         let s = &self.sampling;
         let within = |field, value: f32, low: f32, high: f32| {
@@ -244,7 +217,9 @@ impl RequestSpec {
 /// What the core keeps of a request while an answer of it is unfinished.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
+    /// Without its prompt, which its first sequence took.
     pub(crate) spec: RequestSpec,
+    pub(crate) num_prompt: usize,
     /// Tokens that end an answer.
     pub(crate) end_tokens: Vec<u32>,
     /// Place in the queue, and the order of submission that breaks ties.
@@ -262,4 +237,33 @@ pub(crate) struct Request {
     pub(crate) forked: bool,
     /// Slots kept for the answers still to be forked.
     pub(crate) reserved: Vec<Slot>,
+}
+
+impl Request {
+    /// The parameter record of one answer, as the plan arrays lay it out.
+    pub(crate) fn param_values(&self, sample_index: u32) -> [i32; PARAM_LEN] {
+        let s = &self.spec.sampling;
+        let bits = |value: f32| value.to_bits() as i32;
+        let neutral = (1.0_f32, 0.0_f32, 0.0_f32);
+        let penalties = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != neutral;
+        let flags = i32::from(penalties) | i32::from(s.logprobs.is_some()) << 1;
+        [
+            bits(s.temperature),
+            bits(s.top_p),
+            bits(s.min_p),
+            bits(s.repetition_penalty),
+            bits(s.presence_penalty),
+            bits(s.frequency_penalty),
+            s.top_k as i32,
+            s.seed as i32,
+            (s.seed >> 32) as i32,
+            sample_index as i32,
+            flags,
+            s.logprobs.unwrap_or(0) as i32,
+            self.num_prompt as i32,
+            self.spec.adapter as i32,
+            0,
+            0,
+        ]
+    }
 }

@@ -277,7 +277,7 @@ impl Core {
         let (slot, start, end) = (sequence.slot, sequence.computed, sequence.computed + count);
         if std::mem::take(&mut sequence.params_due) {
             let (place, sample) = (sequence.request, sequence.sample_index);
-            writer.params(slot, self.request(place).spec.param_values(sample));
+            writer.params(slot, self.request(place).param_values(sample));
         }
         let sequence = &mut self.sequences[id];
         let (first, blocks) = sequence.table.sync();
@@ -321,9 +321,10 @@ impl Core {
         let slots = std::mem::take(&mut request.reserved);
         debug_assert_eq!(slots.len() + 1, samples, "admission reserved the slots");
         for (sample, slot) in (1..).zip(slots) {
-            let id = self.add_sequence(place, sample);
+            let prompt = self.sequences[lead].tokens.clone();
+            let id = self.add_sequence(place, sample, prompt);
             self.slots.assign(slot, id);
-            writer.params(slot, self.request(place).spec.param_values(sample));
+            writer.params(slot, self.request(place).param_values(sample));
             let parent = &self.sequences[lead];
             let (table, computed, prefill_len) =
                 (parent.table.blocks().to_vec(), parent.computed, parent.prefill_len);

@@ -84,7 +84,6 @@ pub(crate) struct Sequence {
     pub(crate) slot: Slot,
     /// Prompt and committed output.
     pub(crate) tokens: Vec<u32>,
-    pub(crate) num_prompt: usize,
     /// Prompt and output together, at most.
     pub(crate) token_limit: usize,
     /// No stop before the sequence is longer than this.
@@ -143,7 +142,6 @@ impl Sequence {
             sample_index: 0,
             slot: Slot(u32::MAX),
             tokens: Vec::new(),
-            num_prompt: 0,
             token_limit: 0,
             min_len: 0,
             prefill_len: 0,
