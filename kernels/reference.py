@@ -90,7 +90,8 @@ def rope_and_cache(
     """
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     heads = qkv.view(qkv.shape[0], -1, head_dim)
-    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    q, k = heads[:, :num_heads], heads[:, num_heads:-num_kv_heads]
+    v = heads[:, -num_kv_heads:]
     cos, sin = cos_sin[positions.long()].chunk(2, dim=-1)
 
     def turned(x: Tensor, weight: Tensor | None) -> Tensor:
