@@ -13,6 +13,7 @@ from octavo.loading.config import load_model_config
 from octavo.loading.resolve import ModelSource, resolve_model
 from octavo.loading.weights import WeightSource, open_weights
 from octavo.models.registry import decoder_spec
+from tiny_models import as_bfloat16, logits_of
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 pytestmark = pytest.mark.demo
@@ -53,8 +54,7 @@ def prompts(source: ModelSource) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(oracle: Any, prompts: list[list[int]]) -> list[torch.Tensor]:
-    with torch.inference_mode():
-        return [oracle(torch.tensor([prompt])).logits[0] for prompt in prompts]
+    return [logits_of(oracle, prompt) for prompt in prompts]
 
 
 def run(model: tuple[DecoderSpec, WeightSource], dtype: torch.dtype, prompts: list[list[int]]) -> list[torch.Tensor]:
@@ -75,15 +75,11 @@ def test_bfloat16_errs_no_more_than_transformers(
     prompts: list[list[int]],
     expected: list[torch.Tensor],
     oracle: Any,
-    request: pytest.FixtureRequest,
 ) -> None:
     ours = run(model, torch.bfloat16, prompts)
-    request.addfinalizer(oracle.float)
-    oracle.bfloat16()
+    twin = as_bfloat16(oracle)
     for mine, exact, prompt in zip(ours, expected, prompts, strict=True):
-        with torch.inference_mode():
-            theirs = oracle(torch.tensor([prompt])).logits[0].float()
-        assert _error(mine, exact) < 1.25 * _error(theirs, exact)
+        assert _error(mine, exact) < 1.25 * _error(logits_of(twin, prompt), exact)
 
 
 def _error(logits: torch.Tensor, exact: torch.Tensor) -> float:

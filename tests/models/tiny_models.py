@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,22 @@ class TinyModel:
 
     def expected(self, tokens: list[int]) -> torch.Tensor:
         """The oracle's logits, float32 [tokens, vocab_size]."""
-        with torch.inference_mode():
-            return self.oracle(torch.tensor([tokens])).logits[0].float()
+        return logits_of(self.oracle, tokens)
+
+
+def logits_of(oracle: Any, tokens: list[int]) -> torch.Tensor:
+    """Logits of a model of transformers, float32 [tokens, vocab_size]."""
+    with torch.inference_mode():
+        return oracle(torch.tensor([tokens])).logits[0].float()
+
+
+def as_bfloat16(oracle: Any) -> Any:
+    """A twin in bfloat16, its rotary tables left in float32 as transformers leaves them when it loads one."""
+    twin = copy.deepcopy(oracle).to(torch.bfloat16)
+    for name, buffer in oracle.named_buffers():
+        parent, _, leaf = name.rpartition(".")
+        setattr(twin.get_submodule(parent), leaf, buffer.clone())
+    return twin
 
 
 def make_oracle(case: str, dtype: torch.dtype = torch.float32) -> Any:

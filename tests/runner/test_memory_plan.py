@@ -34,7 +34,7 @@ SPEC = DecoderSpec(
 
 def plan(free: int = 16 * GIB, **changes: Any) -> MemoryPlan:
     config = EngineConfig(model="m", **changes)
-    return plan_memory(config, SPEC, name="m", dtype="bfloat16", free_bytes=free)
+    return plan_memory(config, SPEC, name="m", dtype="bfloat16", free_bytes=free, mlp_rows=128)
 
 
 def test_sums() -> None:
@@ -72,7 +72,7 @@ def test_an_explicit_length_may_take_more_than_the_default_cache() -> None:
     import dataclasses
 
     spec = dataclasses.replace(SPEC, rotary=long)
-    made = plan_memory(config, spec, name="m", dtype="bfloat16", free_bytes=16 * GIB)
+    made = plan_memory(config, spec, name="m", dtype="bfloat16", free_bytes=16 * GIB, mlp_rows=128)
     assert made.kv_bytes > GIB
     assert made.num_blocks == 6251
 

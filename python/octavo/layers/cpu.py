@@ -16,9 +16,12 @@ from octavo.layers.operations import IntArray, StepInputs
 from octavo.layers.spec import DecoderSpec
 from octavo.layers.weights import Weights, to_float32
 
-__all__ = ["STORAGE", "CpuKvCache", "CpuOperations", "check_kernels", "mapped_zeros"]
+__all__ = ["MLP_ROWS", "STORAGE", "CpuKvCache", "CpuOperations", "check_kernels", "mapped_zeros"]
 
 Array = npt.NDArray[Any]
+
+MLP_ROWS = 128
+"""Few enough that gate and up of the slice stay in the second-level cache, enough that reading weights costs little."""
 
 _HEAD_DIM_STEP, _MAX_HEAD_DIM = 16, 256
 
@@ -80,6 +83,8 @@ class CpuOperations:
         dtype: `bfloat16` or `float32`.
         block_size: tokens a block of the KV cache.
     """
+
+    mlp_rows = MLP_ROWS
 
     def __init__(self, spec: DecoderSpec, dtype: str, block_size: int) -> None:
         self.spec = spec

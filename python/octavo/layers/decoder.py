@@ -78,23 +78,27 @@ class Decoder:
         memory, buffer = operations.memory, operations.buffer
         self._hidden = memory(max_tokens, spec.hidden_size)
         self._residual = memory(max_tokens, spec.hidden_size)
-        # What lives at different times shares memory: the normed input and the attention's output; qkv and gate_up.
+        # The normed input and the attention's output live at different times and share memory.
         narrow = memory(max_tokens, max(spec.hidden_size, spec.q_size))
-        wide = memory(max_tokens, max(spec.qkv_size, 2 * spec.intermediate_size))
-        activated = memory(max_tokens, spec.intermediate_size)
+        qkv = memory(max_tokens, spec.qkv_size)
+        mlp_rows = self._mlp_rows = min(operations.mlp_rows, max_tokens)
+        gate_up, activated = memory(mlp_rows, 2 * spec.intermediate_size), memory(mlp_rows, spec.intermediate_size)
         self._head_hidden = memory(head_rows, spec.hidden_size)
         self._head_residual = memory(head_rows, spec.hidden_size)
         head_normed = memory(head_rows, spec.hidden_size)
         self._logits = memory(head_rows, spec.vocab_size, float32=True)
 
-        def view(shared: Memory, columns: int) -> Buffer:
-            return buffer(shared.reshape(-1)[: max_tokens * columns].reshape(max_tokens, columns))
+        def view(columns: int) -> Memory:
+            return narrow.reshape(-1)[: max_tokens * columns].reshape(max_tokens, columns)
 
-        self._owned = [activated, head_normed, narrow, wide]
+        self._owned = [activated, gate_up, head_normed, narrow, qkv]
         self._hidden_buffer, self._residual_buffer = buffer(self._hidden), buffer(self._residual)
-        self._normed, self._attended = view(narrow, spec.hidden_size), view(narrow, spec.q_size)
-        self._qkv, self._gate_up = view(wide, spec.qkv_size), view(wide, 2 * spec.intermediate_size)
-        self._activated = buffer(activated)
+        normed = view(spec.hidden_size)
+        self._normed, self._attended = buffer(normed), buffer(view(spec.q_size))
+        self._qkv, self._gate_up, self._activated = buffer(qkv), buffer(gate_up), buffer(activated)
+        self._mlp_slices = [
+            (start, buffer(normed[start:]), buffer(self._hidden[start:])) for start in range(0, max_tokens, mlp_rows)
+        ]
         self._head_hidden_buffer = buffer(self._head_hidden)
         self._head_residual_buffer = buffer(self._head_residual)
         self._head_normed = buffer(head_normed)
@@ -112,6 +116,8 @@ class Decoder:
             self._attended,
         )
         qkv, gate_up, activated, cos_sin = self._qkv, self._gate_up, self._activated, weights.cos_sin
+        mlp_rows = self._mlp_rows
+        slices = self._mlp_slices[: -(-rows // mlp_rows)]
         weights.embedding.embed(inputs.token_ids, residual, rows)
         if self.spec.embedding_scale != 1.0:
             operations.scale(self._residual[:rows], self.spec.embedding_scale)
@@ -127,9 +133,11 @@ class Decoder:
             attention(qkv, attended, layer_cache, layer.window, inputs)
             layer.o.forward(attended, hidden, rows)
             add_norm(hidden, residual, layer.mlp_norm, normed, rows)
-            layer.gate_up.forward(normed, gate_up, rows)
-            act_and_mul(gate_up, activated, rows)
-            layer.down.forward(activated, hidden, rows)
+            for start, mlp_input, mlp_output in slices:
+                count = min(mlp_rows, rows - start)
+                layer.gate_up.forward(mlp_input, gate_up, count)
+                act_and_mul(gate_up, activated, count)
+                layer.down.forward(activated, mlp_output, count)
 
     def compute_logits(self, indices: IntArray) -> Memory:
         """Logits of some of the tokens of the last `forward`.

@@ -81,7 +81,13 @@ class KvCache(Protocol):
 
 
 class Operations(Protocol):
-    """The kernels of one device, bound to one `DecoderSpec`."""
+    """The kernels of one device, bound to one `DecoderSpec`.
+
+    Attributes:
+        mlp_rows: rows the MLP takes at once; fewer than a step has where its wide activations should stay in a cache.
+    """
+
+    mlp_rows: int
 
     def memory(self, rows: int, columns: int, *, float32: bool = False) -> Memory:
         """An array on the device, in the model's dtype or in float32; its values are not defined."""

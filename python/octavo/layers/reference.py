@@ -62,6 +62,8 @@ class ReferenceOperations:
         dtype: of weights, activations and KV cache.
     """
 
+    mlp_rows = 1 << 30
+
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype) -> None:
         self.spec = spec
         self.dtype = dtype

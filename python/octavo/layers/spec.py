@@ -150,12 +150,11 @@ class DecoderSpec:
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         return tables + self.num_layers * (dense + norms) + self.hidden_size
 
-    def workspace_bytes(self, max_tokens: int, head_rows: int, itemsize: int) -> int:
-        """What `Decoder` takes for the activations of a step and the logits of some of its rows."""
-        wide = max(self.qkv_size, 2 * self.intermediate_size)
-        narrow = max(self.hidden_size, self.q_size)
-        token = 2 * self.hidden_size + narrow + wide + self.intermediate_size
-        return max_tokens * token * itemsize + head_rows * (3 * self.hidden_size * itemsize + 4 * self.vocab_size)
+    def workspace_bytes(self, max_tokens: int, mlp_rows: int, head_rows: int, itemsize: int) -> int:
+        """What `Decoder` takes for a step's activations, and for those of the MLP and the head a slice at a time."""
+        token = 2 * self.hidden_size + max(self.hidden_size, self.q_size) + self.qkv_size
+        elements = max_tokens * token + min(mlp_rows, max_tokens) * 3 * self.intermediate_size
+        return (elements + head_rows * 3 * self.hidden_size) * itemsize + head_rows * 4 * self.vocab_size
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """What one token takes in the KV cache of all layers."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo import _core
 from octavo.errors import ConfigError, NotEnoughMemory
-from octavo.layers.cpu import check_kernels
+from octavo.layers.cpu import MLP_ROWS, check_kernels
 from octavo.loading.config import ModelConfig, load_model_config
 from octavo.models.registry import decoder_spec
 from octavo.runner.host import free_memory
@@ -65,6 +65,7 @@ def _plan(config: EngineConfig, source: ModelSource, model: ModelConfig) -> Memo
         name=source.name,
         dtype=resolve_dtype(config),
         free_bytes=free_memory(),
+        mlp_rows=MLP_ROWS,
     )
 
 

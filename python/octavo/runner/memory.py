@@ -125,7 +125,9 @@ def model_len_limit(spec: DecoderSpec) -> int:
     return rotary.max_position
 
 
-def plan_memory(config: EngineConfig, spec: DecoderSpec, *, name: str, dtype: str, free_bytes: int) -> MemoryPlan:
+def plan_memory(
+    config: EngineConfig, spec: DecoderSpec, *, name: str, dtype: str, free_bytes: int, mlp_rows: int
+) -> MemoryPlan:
     """Divide the memory that is free.
 
     The KV cache gets what the settings name, or else what all sequences could fill, 1 GiB at most (more where one
@@ -138,6 +140,7 @@ def plan_memory(config: EngineConfig, spec: DecoderSpec, *, name: str, dtype: st
         name: the model's name, for messages.
         dtype: resolved; a key of `ITEM_SIZES`.
         free_bytes: what this process may take.
+        mlp_rows: as of the device's `Operations`.
 
     Raises:
         ConfigError: `max_model_len` beyond the model's positions.
@@ -160,7 +163,7 @@ def plan_memory(config: EngineConfig, spec: DecoderSpec, *, name: str, dtype: st
         usable_bytes=int(free_bytes * config.gpu_memory_utilization),
         host_bytes=HOST_BYTES,
         weights_bytes=spec.num_parameters() * itemsize + length * spec.rotary.dim * 4,
-        workspace_bytes=spec.workspace_bytes(config.max_num_batched_tokens, rows, itemsize),
+        workspace_bytes=spec.workspace_bytes(config.max_num_batched_tokens, mlp_rows, rows, itemsize),
         state_bytes=_state_bytes(config, spec, length),
         block_bytes=block_bytes,
         block_size=block_size,
