@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -115,6 +116,17 @@ def test_a_closed_engine_refuses(make_llm: MakeLLM) -> None:
         llm.generate([1], GREEDY)
     with pytest.raises(EngineDead, match="closed"):
         llm.stats()
+
+
+def test_an_engine_nobody_holds_ends_its_worker() -> None:
+    config = fake_config()
+    backend = WorkerBackend.load(config, lambda *_: None, COMMAND)
+    llm = LLM.from_backend(config, backend)
+    assert len(llm.generate([[1]], GREEDY)) == 1
+    process = backend._process
+    del llm, backend
+    gc.collect()
+    assert process.wait(5)
 
 
 def test_more_prompts_than_a_frame_holds(make_llm: MakeLLM) -> None:

@@ -2,8 +2,8 @@
 
     python tests/sameness/make_golden.py PATH_OF_THE_DEMO_GGUF
 
-Each prompt alone, end tokens ignored. `margin` is the least difference between the two likeliest logits of an answer: how
-near to a tie it ever came.
+Each prompt alone, end tokens ignored. `margin` is the least difference between the two likeliest logits of an answer:
+how near to a tie it ever came.
 """
 
 import hashlib
@@ -24,6 +24,8 @@ def load(path: Path) -> tuple[Any, Any]:
     """transformers' model (fp32) and tokenizer of a GGUF file."""
     arguments = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     model = transformers.AutoModelForCausalLM.from_pretrained(**arguments, dtype=torch.float32)
+    # What a call leaves open is filled in from here: without it, answers go on after an end token.
+    model.generation_config.eos_token_id = None
     return model.eval(), transformers.AutoTokenizer.from_pretrained(**arguments)
 
 
@@ -33,10 +35,12 @@ def greedy(model: Any, prompt_ids: list[int], num_tokens: int) -> tuple[list[int
         torch.tensor([prompt_ids]),
         attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
         generation_config=transformers.GenerationConfig(
-            do_sample=False, max_new_tokens=num_tokens, eos_token_id=None, pad_token_id=0
+            do_sample=False,
+            max_new_tokens=num_tokens,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
         ),
-        output_logits=True,
-        return_dict_in_generate=True,
     )
     likeliest = torch.stack([logits[0].float().topk(2).values for logits in output.logits])
     return output.sequences[0, len(prompt_ids) :].tolist(), float((likeliest[:, 0] - likeliest[:, 1]).min())

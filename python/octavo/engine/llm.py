@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -75,6 +76,8 @@ class LLM:
         self.model: ModelInfo = backend.model
         self.tokenizer: Tokenizer | None = backend.tokenizer
         self._backend = backend
+        # Also when the last reference goes, and when the program ends.
+        self._release = weakref.finalize(self, backend.close)
         self._requests = RequestMaker(backend.model, config.seed)
         self._last_id = 0
         self._reason: str | None = None
@@ -206,9 +209,8 @@ class LLM:
 
     def close(self) -> None:
         """Give the model's memory back, or end its process. Idempotent; later calls raise EngineDead."""
-        if self._reason != _CLOSED:
-            self._reason = _CLOSED
-            self._backend.close()
+        self._reason = "the engine was closed"
+        self._release()
 
     def _check(self) -> None:
         if self._reason is not None:
@@ -223,9 +225,6 @@ class LLM:
     ) -> None:
         """Close."""
         self.close()
-
-
-_CLOSED = "the engine was closed"
 
 
 def _as_list(prompts: Prompts) -> list[Prompt]:
