@@ -190,6 +190,8 @@ def test_bad_requests_name_their_field(change: dict[str, Any], error: type[Inval
     assert type(caught.value) is error
     assert caught.value.field == field
     assert str(caught.value).startswith(f"{field}: ")
+    if field in change and isinstance(change[field], int | float):
+        assert f"{change[field]:g}" in str(caught.value).lower()
     engine.core.submit(**good)
     assert len(engine.run()) == 2
 

@@ -180,21 +180,19 @@ impl RequestSpec {
 
     fn validate_sampling(&self, config: &Config) -> Result<()> {
         let s = &self.sampling;
-        let within = |field, value: f32, low: f32, high: f32| {
-            if value >= low && value <= high {
+        let within = |field, value: f32, range: std::ops::RangeInclusive<f32>, words: &str| {
+            if range.contains(&value) {
                 return Ok(());
             }
-            Err(Error::InvalidRequest {
-                field,
-                message: format!("{value} is not between {low} and {high}"),
-            })
+            Err(Error::InvalidRequest { field, message: format!("{value} is not {words}") })
         };
-        within("temperature", s.temperature, 0.0, f32::MAX)?;
-        within("top_p", s.top_p, f32::MIN_POSITIVE, 1.0)?;
-        within("min_p", s.min_p, 0.0, 1.0)?;
-        within("repetition_penalty", s.repetition_penalty, f32::MIN_POSITIVE, f32::MAX)?;
-        within("presence_penalty", s.presence_penalty, f32::MIN, f32::MAX)?;
-        within("frequency_penalty", s.frequency_penalty, f32::MIN, f32::MAX)?;
+        let (above_zero, finite) = (f32::MIN_POSITIVE, f32::MIN..=f32::MAX);
+        within("temperature", s.temperature, 0.0..=f32::MAX, "0 or more")?;
+        within("top_p", s.top_p, above_zero..=1.0, "above 0 and at most 1")?;
+        within("min_p", s.min_p, 0.0..=1.0, "between 0 and 1")?;
+        within("repetition_penalty", s.repetition_penalty, above_zero..=f32::MAX, "above 0")?;
+        within("presence_penalty", s.presence_penalty, finite.clone(), "a finite number")?;
+        within("frequency_penalty", s.frequency_penalty, finite, "a finite number")?;
         if s.top_k > i32::MAX as u32 {
             return Err(Error::InvalidRequest {
                 field: "top_k",

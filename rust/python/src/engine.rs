@@ -146,7 +146,8 @@ impl Core {
             .map_err(|_| PyRuntimeError::new_err("the core is in use by another thread"))
     }
 
-    /// Run something on the core. A panic is a bug in it: the core refuses all further work instead of going on in an
+    /// Run something on the core. Nothing in it may run Python code, which could come back here: errors are converted
+    /// outside. A panic is a bug in it: the core refuses all further work instead of going on in an
     /// unknown state.
     fn with<T>(&self, work: impl FnOnce(&mut Inner) -> PyResult<T>) -> PyResult<T> {
         let mut inner = self.lock()?;
@@ -236,12 +237,15 @@ impl Core {
         results: Vec<(usize, usize)>,
         owner: Py<PyAny>,
     ) -> PyResult<()> {
-        self.with(|inner| {
+        let replaced = self.with(|inner| {
             let (arena_len, result_len) =
                 (inner.core.layout().arena_len(), inner.core.config().max_num_seqs);
-            inner.arenas = Some(Arenas::new(&arenas, &results, arena_len, result_len, owner)?);
-            Ok(())
-        })
+            let new = Arenas::new(&arenas, &results, arena_len, result_len, owner)?;
+            Ok(inner.arenas.replace(new))
+        })?;
+        // Its owner's end may run Python code.
+        drop(replaced);
+        Ok(())
     }
 
     #[pyo3(
@@ -296,8 +300,10 @@ impl Core {
             -1 => None,
             count => Some(u32::try_from(not_negative("logprobs", count)?).unwrap_or(u32::MAX)),
         };
-        let top_k = u32::try_from(not_negative("top_k", top_k.max(-1) + i64::from(top_k == -1))?)
-            .unwrap_or(u32::MAX);
+        let top_k = match top_k {
+            -1 => 0,
+            count => u32::try_from(not_negative("top_k", count)?).unwrap_or(u32::MAX),
+        };
         let spec = RequestSpec {
             request_id,
             // A negative id becomes one past every vocabulary, and is refused as such.
@@ -326,26 +332,30 @@ impl Core {
             cache_salt: cache_salt.unwrap_or_default().to_vec(),
             adapter,
         };
-        self.with(|inner| inner.core.submit(spec).map_err(|error| python_error(&error)))
+        self.with(|inner| Ok(inner.core.submit(spec)))?.map_err(|error| python_error(&error))
     }
 
     fn plan(&self) -> PyResult<Option<StepPlan>> {
-        self.with(|inner| {
+        let plan = self.with(|inner| {
             let (core, arenas) = inner.arenas()?;
-            let arena = arenas.arena(core.next_arena());
-            Ok(core.plan(arena).map_err(|error| python_error(&error))?.map(StepPlan))
-        })
+            Ok(core.plan(arenas.arena(core.next_arena())))
+        })?;
+        Ok(plan.map_err(|error| python_error(&error))?.map(StepPlan))
     }
 
     fn commit(&self, py: Python<'_>, step: u64) -> PyResult<Frame> {
-        self.with(|inner| {
+        let frame = self.with(|inner| {
             let (core, arenas) = inner.arenas()?;
             let sampled = match core.oldest_open() {
                 Some((_, arena, samples)) => &arenas.result(arena)[..samples],
                 None => &[],
             };
-            Frame::new(py, core.commit(step, sampled).map_err(|error| python_error(&error))?)
-        })
+            match core.commit(step, sampled) {
+                Ok(frame) => Frame::new(py, frame).map(Ok),
+                Err(error) => Ok(Err(error)),
+            }
+        })?;
+        frame.map_err(|error| python_error(&error))
     }
 
     fn abort(&self, request_id: i64) -> PyResult<bool> {
@@ -371,13 +381,12 @@ impl Core {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.with(|inner| {
-            let dict = PyDict::new(py);
-            for (name, value) in inner.core.stats().entries() {
-                dict.set_item(name, value)?;
-            }
-            Ok(dict)
-        })
+        let stats = self.with(|inner| Ok(inner.core.stats()))?;
+        let dict = PyDict::new(py);
+        for (name, value) in stats.entries() {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
     }
 
     fn reset_prefix_cache(&self) -> PyResult<usize> {
