@@ -38,6 +38,7 @@ def main() -> None:
         "before": resident(),
     }
     runner, info = build_runner(config, source)
+    runner._cache.populator.wait()
     values |= {"built": resident(), "info_weights": info.weights_bytes}
     core = Core(
         block_size=info.block_size,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 import mmap
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,17 +33,59 @@ STORAGE: dict[str, npt.DTypeLike] = {"float32": np.float32, "bfloat16": np.uint1
 
 
 def mapped_zeros(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
-    """An array of zeros whose pages become resident only when they are written.
+    """An array of zeros in pages of its own, huge ones where the system has them.
+
+    Pages become resident when they are written.
 
     Raises:
         MemoryError: the system refuses.
     """
     count = math.prod(shape)
     try:
-        memory = mmap.mmap(-1, max(count * np.dtype(dtype).itemsize, 1))
+        size = max(count * np.dtype(dtype).itemsize, 1)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(str(error)) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # without huge pages it is slower, not wrong
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=dtype, count=count).reshape(shape)
+
+
+class Populator:
+    """Makes an array's pages resident in the background, so that no step waits for them.
+
+    What was planned is then really there: memory that is not ends the engine at its start, not in service. A system that
+    cannot (before Linux 5.14) leaves the pages to their first writing.
+    """
+
+    _CHUNK = 32 << 20
+    _MADV_POPULATE_WRITE = 23
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="octavo-populate", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        start, size = self._array.ctypes.data, self._array.nbytes
+        for offset in range(0, size, self._CHUNK):
+            if self._stop.is_set():
+                return
+            if madvise(start + offset, min(self._CHUNK, size - offset), self._MADV_POPULATE_WRITE):
+                return
+
+    def wait(self) -> None:
+        """Until every page is resident."""
+        self._thread.join()
+
+    def close(self) -> None:
+        """Stop before the array goes."""
+        self._stop.set()
+        self._thread.join()
 
 
 def check_kernels(spec: DecoderSpec) -> None:
@@ -62,17 +107,23 @@ class CpuKvCache:
     Attributes:
         layers: a layer's address.
         num_bytes: of all layers.
+        populator: at work on the pages.
     """
 
     def __init__(self, spec: DecoderSpec, dtype: str, num_blocks: int, block_size: int) -> None:
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, block_size, spec.head_dim)
         self._memory = mapped_zeros(shape, STORAGE[dtype])
+        self.populator = Populator(self._memory)
         self.layers = [layer.ctypes.data for layer in self._memory]
         self.num_bytes = self._memory.nbytes
 
     def copy_blocks(self, sources: IntArray, destinations: IntArray) -> None:
         """As `KvCache.copy_blocks`."""
         self._memory[:, destinations] = self._memory[:, sources]
+
+    def close(self) -> None:
+        """As `KvCache.close`."""
+        self.populator.close()
 
 
 class CpuOperations:

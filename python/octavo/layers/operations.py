@@ -79,6 +79,10 @@ class KvCache(Protocol):
         """Copy whole blocks in every layer; no destination is a source."""
         ...
 
+    def close(self) -> None:
+        """Before the memory goes."""
+        ...
+
 
 class Operations(Protocol):
     """The kernels of one device, bound to one `DecoderSpec`.
@@ -106,7 +110,7 @@ class Operations(Protocol):
         ...
 
     def kv_cache(self, num_blocks: int, block_size: int) -> KvCache:
-        """Zeroed blocks, resident only once they are written."""
+        """Zeroed blocks."""
         ...
 
     def norm(self, x: Buffer, weight: Buffer, out: Buffer, rows: int) -> None:

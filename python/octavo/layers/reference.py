@@ -53,6 +53,9 @@ class ReferenceKvCache:
         for layer in self.layers:
             layer[destination] = layer[source]
 
+    def close(self) -> None:
+        """Nothing to do."""
+
 
 class ReferenceOperations:
     """As `Operations`; a buffer is a tensor.

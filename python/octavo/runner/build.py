@@ -97,6 +97,8 @@ def build_runner(
     spec = decoder_spec(model)
     operations = CpuOperations(spec, plan.dtype, config.block_size)
     try:
+        # Before the weights, so that its pages are made resident while they load.
+        cache = operations.kv_cache(plan.num_blocks, config.block_size)
         weights = load_weights(
             spec,
             _open(config, source, model),
@@ -111,7 +113,6 @@ def build_runner(
             max_tokens=config.max_num_batched_tokens,
             head_rows=plan.head_rows,
         )
-        cache = operations.kv_cache(plan.num_blocks, config.block_size)
     except MemoryError as error:
         raise NotEnoughMemory(f"{plan.model}: memory ran out while loading.\n{plan.render()}") from error
     info = ModelInfo(

@@ -83,6 +83,7 @@ class ModelRunner:
     def close(self) -> None:
         """Let go of the model and its memory; the arenas stay, as the core may still look at them."""
         self._state = None
+        self._cache.close()
         del self._decoder, self._cache, self._sampler
 
     def _copy_blocks(self, arena: Arena, count: int) -> None:
