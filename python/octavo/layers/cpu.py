@@ -55,8 +55,8 @@ def mapped_zeros(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
 class Populator:
     """Makes an array's pages resident in the background, so that no step waits for them.
 
-    What was planned is then really there: memory that is not ends the engine at its start, not in service. A system that
-    cannot (before Linux 5.14) leaves the pages to their first writing.
+    What was planned is then really there: memory that is not ends the engine at its start, not in service. A system
+    that cannot (before Linux 5.14) leaves the pages to their first writing.
     """
 
     _CHUNK = 32 << 20

@@ -19,7 +19,7 @@ use crate::shared::Shared;
 /// Largest head dimension of the kernels.
 pub const MAX_HEAD_DIM: usize = 256;
 /// Tokens that one thread takes at a time.
-const ITEM_TOKENS: usize = 8;
+const ITEM_TOKENS: usize = 64;
 
 /// The shape of one layer's cache; the number of blocks is the caller's.
 #[derive(Clone, Copy, Debug)]
