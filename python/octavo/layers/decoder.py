@@ -83,64 +83,77 @@ class Decoder:
         qkv = memory(max_tokens, spec.qkv_size)
         mlp_rows = self._mlp_rows = min(operations.mlp_rows, max_tokens)
         gate_up, activated = memory(mlp_rows, 2 * spec.intermediate_size), memory(mlp_rows, spec.intermediate_size)
-        self._head_hidden = memory(head_rows, spec.hidden_size)
+        head_hidden = memory(head_rows, spec.hidden_size)
         self._head_residual = memory(head_rows, spec.hidden_size)
-        head_normed = memory(head_rows, spec.hidden_size)
+        head_narrow = memory(head_rows, max(spec.hidden_size, spec.q_size))
         self._logits = memory(head_rows, spec.vocab_size, float32=True)
 
-        def view(columns: int) -> Memory:
-            return narrow.reshape(-1)[: max_tokens * columns].reshape(max_tokens, columns)
+        def view(shared: Memory, columns: int) -> Memory:
+            rows = shared.shape[0]
+            return shared.reshape(-1)[: rows * columns].reshape(rows, columns)
 
-        self._owned = [activated, gate_up, head_normed, narrow, qkv]
+        def slices(source: Memory, target: Memory) -> list[tuple[int, Buffer, Buffer]]:
+            starts = range(0, source.shape[0], mlp_rows)
+            return [(start, buffer(source[start:]), buffer(target[start:])) for start in starts]
+
+        self._owned = [activated, gate_up, head_hidden, head_narrow, narrow, qkv]
         self._hidden_buffer, self._residual_buffer = buffer(self._hidden), buffer(self._residual)
-        normed = view(spec.hidden_size)
-        self._normed, self._attended = buffer(normed), buffer(view(spec.q_size))
+        normed, self._attended = view(narrow, spec.hidden_size), view(narrow, spec.q_size)
+        self._normed, self._attended_buffer = buffer(normed), buffer(self._attended)
         self._qkv, self._gate_up, self._activated = buffer(qkv), buffer(gate_up), buffer(activated)
-        self._mlp_slices = [
-            (start, buffer(normed[start:]), buffer(self._hidden[start:])) for start in range(0, max_tokens, mlp_rows)
-        ]
-        self._head_hidden_buffer = buffer(self._head_hidden)
+        self._mlp_slices = slices(normed, self._hidden)
+        head_normed, self._head_attended = view(head_narrow, spec.hidden_size), view(head_narrow, spec.q_size)
+        self._head_normed, self._head_attended_buffer = buffer(head_normed), buffer(self._head_attended)
+        self._head_hidden_buffer = buffer(head_hidden)
         self._head_residual_buffer = buffer(self._head_residual)
-        self._head_normed = buffer(head_normed)
+        self._head_mlp_slices = slices(head_normed, head_hidden)
         self._logits_buffer = buffer(self._logits)
 
     def forward(self, inputs: StepInputs, cache: KvCache) -> None:
-        """Run all layers over the step's tokens; keys and values go to the cache before they are read."""
+        """Run the layers over the step's tokens; keys and values go to the cache before they are read.
+
+        What the last layer does after its attention is left to `compute_logits`: most rows of a prompt never need it.
+        """
         operations, weights, rows = self.operations, self.weights, inputs.num_tokens
-        add_norm, rope_and_cache = operations.add_norm, operations.rope_and_cache
-        attention, act_and_mul = operations.attention, operations.act_and_mul
+        add_norm, rope_and_cache, attention = operations.add_norm, operations.rope_and_cache, operations.attention
         hidden, residual, normed, attended = (
             self._hidden_buffer,
             self._residual_buffer,
             self._normed,
-            self._attended,
+            self._attended_buffer,
         )
-        qkv, gate_up, activated, cos_sin = self._qkv, self._gate_up, self._activated, weights.cos_sin
-        mlp_rows = self._mlp_rows
-        slices = self._mlp_slices[: -(-rows // mlp_rows)]
+        qkv, cos_sin = self._qkv, weights.cos_sin
         weights.embedding.embed(inputs.token_ids, residual, rows)
         if self.spec.embedding_scale != 1.0:
             operations.scale(self._residual[:rows], self.spec.embedding_scale)
-        is_first = True
+        previous: DecoderLayer | None = None
         for layer, layer_cache in zip(weights.layers, cache.layers, strict=True):
-            if is_first:
+            if previous is None:
                 operations.norm(residual, layer.attention_norm, normed, rows)
-                is_first = False
             else:
+                previous.o.forward(attended, hidden, rows)
+                add_norm(hidden, residual, previous.mlp_norm, normed, rows)
+                self._mlp(previous, self._mlp_slices, rows)
                 add_norm(hidden, residual, layer.attention_norm, normed, rows)
             layer.qkv.forward(normed, qkv, rows)
             rope_and_cache(qkv, layer_cache, cos_sin, layer.q_norm, layer.k_norm, inputs)
             attention(qkv, attended, layer_cache, layer.window, inputs)
-            layer.o.forward(attended, hidden, rows)
-            add_norm(hidden, residual, layer.mlp_norm, normed, rows)
-            for start, mlp_input, mlp_output in slices:
-                count = min(mlp_rows, rows - start)
-                layer.gate_up.forward(mlp_input, gate_up, count)
-                act_and_mul(gate_up, activated, count)
-                layer.down.forward(activated, mlp_output, count)
+            previous = layer
+
+    def _mlp(self, layer: DecoderLayer, slices: list[tuple[int, Buffer, Buffer]], rows: int) -> None:
+        """The layer's MLP, a slice of rows at a time."""
+        mlp_rows, gate_up, activated = self._mlp_rows, self._gate_up, self._activated
+        act_and_mul = self.operations.act_and_mul
+        for start, source, target in slices:
+            count = min(mlp_rows, rows - start)
+            if count <= 0:
+                break
+            layer.gate_up.forward(source, gate_up, count)
+            act_and_mul(gate_up, activated, count)
+            layer.down.forward(activated, target, count)
 
     def compute_logits(self, indices: IntArray) -> Memory:
-        """Logits of some of the tokens of the last `forward`.
+        """Finish the last layer for some of the tokens of the last `forward`, and take their logits.
 
         Args:
             indices: int32[n] into the step's tokens, n at most `head_rows`.
@@ -148,17 +161,16 @@ class Decoder:
         Returns:
             float32 [n, vocab_size], overwritten by the next call.
         """
-        operations, spec, rows = self.operations, self.spec, indices.shape[0]
-        operations.gather(self._hidden, indices, self._head_hidden[:rows])
+        operations, spec, weights, rows = self.operations, self.spec, self.weights, indices.shape[0]
+        hidden, residual, normed = self._head_hidden_buffer, self._head_residual_buffer, self._head_normed
+        last = weights.layers[-1]
+        operations.gather(self._attended, indices, self._head_attended[:rows])
         operations.gather(self._residual, indices, self._head_residual[:rows])
-        operations.add_norm(
-            self._head_hidden_buffer,
-            self._head_residual_buffer,
-            self.weights.final_norm,
-            self._head_normed,
-            rows,
-        )
-        self.weights.head.forward(self._head_normed, self._logits_buffer, rows, out_float32=True)
+        last.o.forward(self._head_attended_buffer, hidden, rows)
+        operations.add_norm(hidden, residual, last.mlp_norm, normed, rows)
+        self._mlp(last, self._head_mlp_slices, rows)
+        operations.add_norm(hidden, residual, weights.final_norm, normed, rows)
+        weights.head.forward(normed, self._logits_buffer, rows, out_float32=True)
         logits = self._logits[:rows]
         if spec.logits_scale != 1.0:
             operations.scale(logits, spec.logits_scale)

@@ -154,7 +154,9 @@ class DecoderSpec:
         """What `Decoder` takes for a step's activations, and for those of the MLP and the head a slice at a time."""
         token = 2 * self.hidden_size + max(self.hidden_size, self.q_size) + self.qkv_size
         elements = max_tokens * token + min(mlp_rows, max_tokens) * 3 * self.intermediate_size
-        return (elements + head_rows * 3 * self.hidden_size) * itemsize + head_rows * 4 * self.vocab_size
+        return (
+            elements + head_rows * (2 * self.hidden_size + max(self.hidden_size, self.q_size))
+        ) * itemsize + head_rows * 4 * self.vocab_size
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """What one token takes in the KV cache of all layers."""
