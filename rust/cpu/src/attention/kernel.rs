@@ -13,8 +13,11 @@ use super::{Attention, CHUNK, Item};
 use crate::cache::tile_offset;
 use crate::math::{Element, LANES, Lanes, Op};
 
-/// Vectors of positions between what is worked on and what is asked of memory.
-const LOOKAHEAD: usize = 20;
+/// Vectors of positions between what is worked on and what is asked of memory: a register tile, so that the
+/// first-level cache holds both.
+const LOOKAHEAD: usize = 4;
+/// Vectors of values asked for while weights are computed, which would leave memory idle.
+const WEIGHTS_AHEAD: usize = 4;
 
 /// Running maximum (in powers of 2), sum and weighted values of some query rows.
 #[derive(Default)]
@@ -357,6 +360,7 @@ unsafe fn run_tile<L: Lanes, E: Element>(
         vector += count;
     }
     let (mut maxima, mut sums) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
+    let ahead_from = end.min(span.first / LANES + WEIGHTS_AHEAD);
     l.call(Weights::<E> {
         scores,
         weights,
@@ -366,6 +370,9 @@ unsafe fn run_tile<L: Lanes, E: Element>(
         softcap: attention.softcap,
         maxima: &mut maxima,
         sums: &mut sums,
+        ahead: ahead.map(|ahead| &ahead.values),
+        ahead_from,
+        lines: head_dim / E::PER_WORD,
         element: PhantomData,
     });
     let (mut old_scales, mut new_scales) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
@@ -388,6 +395,7 @@ unsafe fn run_tile<L: Lanes, E: Element>(
                     weights,
                     values: &pointers.values,
                     ahead: ahead.map(|ahead| &ahead.values),
+                    ahead_from,
                     offset,
                     head_dim,
                     span,

@@ -91,6 +91,8 @@ pub(super) struct Values<'a, E, const M: usize, const N: usize> {
     pub(super) values: &'a [*const u32; CHUNK_VECTORS],
     /// What to prefetch meanwhile.
     pub(super) ahead: Option<&'a [*const u32; CHUNK_VECTORS]>,
+    /// Vectors before it are asked for already.
+    pub(super) ahead_from: usize,
     /// Dimensions from here.
     pub(super) offset: usize,
     pub(super) head_dim: usize,
@@ -143,7 +145,7 @@ impl<E: Element, const M: usize, const N: usize> Op for Values<'_, E, M, N> {
             }
             while step < whole_end {
                 let end = ((step / per_vector + 1) * per_vector).min(whole_end);
-                if let Some(ahead) = self.ahead {
+                if let Some(ahead) = self.ahead.filter(|_| step / per_vector >= self.ahead_from) {
                     let line = ahead[step / per_vector].wrapping_add(self.offset);
                     for step in step..end {
                         let row = line.wrapping_add(step % per_vector * self.head_dim);
@@ -186,6 +188,10 @@ pub(super) struct Weights<'a, E> {
     pub(super) softcap: f32,
     pub(super) maxima: &'a mut [f32; MAX_ROWS],
     pub(super) sums: &'a mut [f32; MAX_ROWS],
+    /// Values to prefetch meanwhile, up to a vector, and cache lines of a vector's.
+    pub(super) ahead: Option<&'a [*const u32; CHUNK_VECTORS]>,
+    pub(super) ahead_from: usize,
+    pub(super) lines: usize,
     pub(super) element: PhantomData<E>,
 }
 
@@ -224,6 +230,8 @@ impl<E: Element> Op for Weights<'_, E> {
         let scale =
             std::f32::consts::LOG2_E * if self.softcap > 0.0 { self.softcap } else { self.scale };
         let vectors = self.span.first / LANES..self.span.end.div_ceil(LANES);
+        let mut lines = vectors.start * self.lines..self.ahead_from * self.lines;
+        let share = lines.len().div_ceil(self.spans.len() * vectors.len().div_ceil(2));
         for (row, &span) in self.spans.iter().enumerate() {
             // SAFETY: the tile has a row of CHUNK scores and weights for every span.
             unsafe {
@@ -236,6 +244,13 @@ impl<E: Element> Op for Weights<'_, E> {
                 // By pairs of vectors from an even one, so that a position's lane never depends on the span.
                 let mut vector = vectors.start & !1;
                 while vector < vectors.end {
+                    if let Some(ahead) = self.ahead {
+                        for line in lines.by_ref().take(share) {
+                            l.prefetch(
+                                ahead[line / self.lines].wrapping_add(line % self.lines * LANES),
+                            );
+                        }
+                    }
                     let mut pair = [l.splat(0.0); 2];
                     for (i, weight) in pair.iter_mut().enumerate() {
                         if vectors.contains(&(vector + i)) {

@@ -94,7 +94,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn prefetch(self, line: *const u32) {
-        with!(_mm_prefetch::<_MM_HINT_T1>(line.cast()));
+        with!(_mm_prefetch::<_MM_HINT_T0>(line.cast()));
     }
     #[inline(always)]
     unsafe fn load(self, source: *const f32) -> Self::F {

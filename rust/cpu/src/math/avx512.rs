@@ -31,7 +31,7 @@ macro_rules! shared {
         }
         #[inline(always)]
         fn prefetch(self, line: *const u32) {
-            with!(_mm_prefetch::<_MM_HINT_T1>(line.cast()));
+            with!(_mm_prefetch::<_MM_HINT_T0>(line.cast()));
         }
         #[inline(always)]
         unsafe fn load(self, source: *const f32) -> __m512 {
