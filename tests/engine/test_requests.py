@@ -44,6 +44,14 @@ def test_a_prompt_too_long_names_both_lengths() -> None:
             make([1] * length)
 
 
+def test_defaults_are_what_the_makers_recommend() -> None:
+    assert RequestMaker(INFO, 0).defaults() == SamplingParams()
+    info = msgspec.structs.replace(INFO, sampling_defaults={"temperature": 0.6, "top_k": 20})
+    maker = RequestMaker(info, 0)
+    assert maker.defaults() == SamplingParams(temperature=0.6, top_k=20)
+    assert maker.defaults(max_tokens=None) == SamplingParams(temperature=0.6, top_k=20, max_tokens=None)
+
+
 @pytest.mark.parametrize(("asked", "given"), [(None, 15), (3, 3), (15, 15), (500, 15)])
 def test_max_tokens_ends_at_the_context(asked: int | None, given: int) -> None:
     params = SamplingParams(max_tokens=asked, min_tokens=3)

@@ -162,3 +162,10 @@ def test_closing_gives_the_memory_back(tmp_path: Path) -> None:
     runner.close()
     gc.collect()
     assert cache() is None
+
+
+def test_recommended_sampling_reaches_the_model_info(tmp_path: Path) -> None:
+    folder = config_folder(tmp_path)
+    assert build(folder)[1].sampling_defaults == {}
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": 0.9}))
+    assert build(folder)[1].sampling_defaults == {"temperature": 0.6, "top_p": 0.9}

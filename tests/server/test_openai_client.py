@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import openai
 import pytest
 from server_fakes import FakeEngine, answer
@@ -173,6 +174,15 @@ def test_extras_reach_the_engine(client: openai.OpenAI, server: Running) -> None
     assert (params.repetition_penalty, params.min_tokens, params.ignore_eos) == (1.5, 2, True)
     assert (params.stop_token_ids, params.include_stop_str_in_output) == ([7], True)
     assert (params.skip_special_tokens, params.priority, params.cache_salt) == (False, -3, "tenant")
+
+
+def test_the_models_recommended_sampling_fills_in(client: openai.OpenAI, server: Running) -> None:
+    model = server.engine.model
+    server.engine.model = msgspec.structs.replace(model, sampling_defaults={"temperature": 0.6, "top_p": 0.9})
+    client.chat.completions.create(model="fake", messages=USER, max_tokens=2)
+    client.completions.create(model="fake", prompt="Hi", max_tokens=2, temperature=0.1)
+    asked = [(params.temperature, params.top_p) for params in server.engine.params]
+    assert asked == [(0.6, 0.9), (0.1, 0.9)]
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -64,7 +64,7 @@ class Session:
                 yield piece
 
     async def _stream(self, prompt: str, max_tokens: int | None, *, add_special_tokens: bool) -> AsyncIterator[str]:
-        defaults = getattr(self.engine.model, "sampling_defaults", None) or {}
+        defaults: dict[str, Any] = self.engine.model.sampling_defaults
         params = SamplingParams(**{**defaults, "max_tokens": max_tokens, **self._sampling})
         stream: Any = self.engine.stream(prompt, params, add_special_tokens=add_special_tokens)
         async with aclosing(stream):

@@ -179,7 +179,7 @@ class AsyncEngine:
 
         Args:
             prompt: text, or token ids.
-            params: how to sample; `SamplingParams()` when None.
+            params: how to sample; when None, 16 tokens by the model's recommended sampling.
             request_id: for `abort`; made up when None.
             add_special_tokens: let the tokenizer add its start token to a text (a rendered chat template has its own).
 
@@ -232,7 +232,7 @@ class AsyncEngine:
         """
         tokenizer = self._tokenizer()
         prompt = await self._in_thread(lambda: tokenizer.apply_chat_template(messages, **template_arguments))
-        params = SamplingParams(max_tokens=None) if params is None else params
+        params = self._requests.defaults(max_tokens=None) if params is None else params
         return await self.generate(prompt, params, add_special_tokens=False)
 
     async def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -293,7 +293,7 @@ class AsyncEngine:
         self.check_health()
         text = prompt if isinstance(prompt, str) else None
         ids = await self.tokenize(prompt, add_special_tokens=add_special_tokens) if isinstance(prompt, str) else prompt
-        params = SamplingParams() if params is None else params
+        params = self._requests.defaults() if params is None else params
         await self._client.drain()
         self.check_health()
         number = self._last_id + 1

@@ -97,7 +97,7 @@ class LLM:
 
         Args:
             prompts: one or a list of: a text; token ids; a dict with `prompt` or `prompt_token_ids`.
-            sampling_params: one for all, or one a prompt; `SamplingParams()` when None.
+            sampling_params: one for all, or one a prompt; when None, 16 tokens by the model's recommended sampling.
             use_tqdm: show a progress bar when it takes long and standard error is a terminal.
 
         Returns:
@@ -109,7 +109,7 @@ class LLM:
         """
         self._check()
         parsed = [self._parse(prompt) for prompt in _as_list(prompts)]
-        return self._run(parsed, _spread(sampling_params, len(parsed), SamplingParams()), use_tqdm)
+        return self._run(parsed, _spread(sampling_params, len(parsed), self._requests.defaults()), use_tqdm)
 
     def chat(
         self,
@@ -137,7 +137,7 @@ class LLM:
         for conversation in cast("Sequence[Conversation]", conversations):
             text = tokenizer.apply_chat_template(conversation, **template_arguments)
             parsed.append((text, tokenizer.encode(text, add_special_tokens=False)))
-        params = _spread(sampling_params, len(parsed), SamplingParams(max_tokens=None))
+        params = _spread(sampling_params, len(parsed), self._requests.defaults(max_tokens=None))
         return self._run(parsed, params, use_tqdm)
 
     def _run(

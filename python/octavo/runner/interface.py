@@ -41,6 +41,7 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
         weights_bytes: of the weights as they lie in memory.
         kv_bytes: of the whole KV cache.
         eos_token_ids: tokens that end an answer, by the model's own files.
+        sampling_defaults: `SamplingParams` fields that the model's makers recommend, for requests that name none.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
     weights_bytes: int
     kv_bytes: int
     eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: dict[str, float] = {}
 
 
 class StepResult:

@@ -77,8 +77,9 @@ class ServedModel:
 
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
-        """Sampling fields by the model's generation_config, where the engine exposes them."""
-        return getattr(self.engine.model, "sampling_defaults", None) or {}
+        """Sampling fields that the model's makers recommend."""
+        defaults: Mapping[str, Any] = self.engine.model.sampling_defaults
+        return defaults
 
     def check_length(self, prompt: Sequence[int], field: str) -> None:
         """Refuse a prompt that leaves no room for an answer, in the words that clients look for.
