@@ -41,7 +41,10 @@ _OPTIONS = (
     _option(int | None, None, "--num-gpu-blocks-override", text="Blocks of the KV cache; planned when left out."),
     _option(float, 0.9, "--gpu-memory-utilization", text="Share of the device's free memory to take."),
     _option(
-        str | None, None, "--kv-cache-memory", text="Of the KV cache: bytes, or such as 512MiB; overrides the share."
+        str | None,
+        None,
+        "--kv-cache-memory",
+        text="Size of the KV cache: bytes, or such as 512MiB; overrides the share.",
     ),
     _option(str, "fcfs", "--scheduling-policy", text="fcfs or priority."),
     _option(
@@ -50,7 +53,7 @@ _OPTIONS = (
         "--enable-prefix-caching/--no-enable-prefix-caching",
         text="Reuse the blocks of equal prefixes.",
     ),
-    _option(int, 0, "--seed", text="Of the sampling of requests that name none."),
+    _option(int, 0, "--seed", text="Seeds the sampling of requests without a seed of their own."),
     _option(int | None, None, "--num-threads", text="CPU threads; the physical cores when left out."),
     _option(bool, False, "--trust-remote-code", text="Refused: Octavo never runs code from model files."),
 )
