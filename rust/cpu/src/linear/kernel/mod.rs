@@ -32,6 +32,8 @@ const BLOCK_STEPS: usize = 1024;
 const BLOCK_ROWS: usize = 256;
 /// Rows of an item at least, where there are more: below that, fetching the weight costs more than it saves.
 const MIN_BLOCK_ROWS: usize = 32;
+/// Bytes of rows that may stay in the L2 cache while weights pass by.
+const STAY_BYTES: usize = 1 << 19;
 /// How far ahead of itself a tile that streams the weight fetches it, in bytes.
 const STREAM_AHEAD: usize = 8192;
 
@@ -162,15 +164,22 @@ impl Product<'_> {
         let busy = self.threads.div_ceil(units).min(rows.div_ceil(bulk.tiles.len()));
         let blocks = even.max(busy).max(rows.div_ceil(BLOCK_ROWS));
         let unit = |index: usize| index * width..panels.min((index + 1) * width);
+        // What is larger, a block's rows or a unit's weights, stays in the cache from one item to the next.
+        let rows_stay = rows.div_ceil(blocks) * self.x_stride;
+        let rows_stay = (width * self.linear.steps() * STEP..=STAY_BYTES).contains(&rows_stay);
+        let place = |item: usize| {
+            if rows_stay { (item / units, item % units) } else { (item % blocks, item / blocks) }
+        };
         parallel_for(units * blocks, &|item| {
-            let block = item % blocks;
+            let (block, this) = place(item);
             let range = rows * block / blocks..rows * (block + 1) / blocks;
-            let panels = unit(item / blocks);
+            let panels = unit(this);
             let narrow = bulk.columns > panels.len() * PANEL;
             let shape = if narrow { &self.kernels.skinny } else { bulk };
             // Very likely what this thread claims next.
-            let next = (item + self.threads) / blocks;
-            let next = (next < units && next != item / blocks).then(|| unit(next));
+            let next = item + self.threads;
+            let next = (next < units * blocks).then(|| place(next).1);
+            let next = next.filter(|&next| next != this).map(unit);
             self.unit(panels, shape, range, next);
         });
     }
