@@ -13,13 +13,13 @@ use std::marker::PhantomData;
 
 use crate::math::{Bf16, Dtype, Element, F32, LANES, Lanes, Op, dispatch};
 use crate::norm::scale_of;
-use crate::pool::parallel_for;
+use crate::pool::{num_threads, parallel_for};
 use crate::shared::Shared;
 
 /// Largest head dimension of the kernels.
 pub const MAX_HEAD_DIM: usize = 256;
-/// Tokens that one thread takes at a time.
-const ITEM_TOKENS: usize = 64;
+/// Tokens that one thread takes at a time: at most, and at least where there are as many.
+const ITEM_TOKENS: [usize; 2] = [64, 8];
 
 /// The shape of one layer's cache; the number of blocks is the caller's.
 #[derive(Clone, Copy, Debug)]
@@ -68,16 +68,34 @@ pub struct RopeAndCache<'a> {
     pub eps: f32,
 }
 
+impl RopeAndCache<'_> {
+    /// The first token from `token` on that does not continue the block of the one before it: no two threads then
+    /// write to one block of a prompt.
+    fn cut(&self, token: usize) -> usize {
+        let slots = self.slot_mapping;
+        let continues = |&token: &usize| {
+            let slot = slots[token] as usize;
+            token > 0
+                && slots[token] == slots[token - 1] + 1
+                && !slot.is_multiple_of(self.shape.block_size)
+        };
+        (token..slots.len()).find(|token| !continues(token)).unwrap_or(slots.len())
+    }
+}
+
 /// Norm and turn queries and keys, the queries in place, and put keys and values into their slots.
 ///
 /// # Safety
 /// The pointers are valid for what the fields say; positions lie in the table, slots in the cache, no slot twice.
 pub unsafe fn rope_and_cache(step: &RopeAndCache<'_>) {
+    let tokens = step.positions.len();
+    let [most, least] = ITEM_TOKENS;
+    let item_tokens = tokens.div_ceil(4 * num_threads()).clamp(least, most);
     let shared = Shared::new(*step);
-    parallel_for(step.positions.len().div_ceil(ITEM_TOKENS), &|item| {
+    parallel_for(tokens.div_ceil(item_tokens), &|item| {
         let step = shared.get();
-        let first = item * ITEM_TOKENS;
-        let end = step.positions.len().min(first + ITEM_TOKENS);
+        let first = step.cut(item * item_tokens);
+        let end = step.cut((item + 1) * item_tokens);
         match step.dtype {
             Dtype::Bf16 => dispatch(Tokens::<Bf16> { step, first, end, element: PhantomData }),
             Dtype::F32 => dispatch(Tokens::<F32> { step, first, end, element: PhantomData }),
@@ -105,6 +123,9 @@ impl<E: Element> Op for Tokens<'_, E> {
         let head_dim = step.shape.head_dim;
         let mut buffer: Head = [0.0; MAX_HEAD_DIM];
         for token in self.first..self.end {
+            if token + 1 < self.end {
+                prefetch_slot::<L, E>(l, step, token + 1);
+            }
             let slot = usize::try_from(step.slot_mapping[token]).ok();
             // SAFETY: rows of qkv and of the table, slots of the cache, by the caller's promise.
             unsafe {
@@ -134,6 +155,30 @@ impl<E: Element> Op for Tokens<'_, E> {
                     );
                 }
             }
+        }
+    }
+}
+
+/// Ask for the cache's lines that a token's keys and values go to: a key has one a word, and stores that wait for
+/// memory fill the store queue. A token that follows its neighbour finds them there.
+#[inline(always)]
+fn prefetch_slot<L: Lanes, E: Element>(l: L, step: &RopeAndCache<'_>, token: usize) {
+    let shape = &step.shape;
+    let Ok(slot) = usize::try_from(step.slot_mapping[token]) else { return };
+    if token > 0 && step.slot_mapping[token - 1] + 1 == step.slot_mapping[token] {
+        return;
+    }
+    let (block, position) = (slot / shape.block_size, slot % shape.block_size);
+    let cache = step.kv_cache.cast::<u32>().cast_const();
+    for head in 0..shape.num_kv_heads {
+        let keys = tile_offset(shape, block, 0, head) / E::PER_WORD + position;
+        for word in 0..shape.head_dim / E::PER_WORD {
+            l.prefetch(cache.wrapping_add(keys + word * shape.block_size));
+        }
+        let values = tile_offset(shape, block, 1, head) / E::PER_WORD;
+        let row = values + position / E::PER_WORD * shape.head_dim;
+        for word in (0..shape.head_dim).step_by(LANES) {
+            l.prefetch(cache.wrapping_add(row + word));
         }
     }
 }
@@ -232,5 +277,36 @@ unsafe fn store_value<E: Element>(
         for d in 0..shape.head_dim {
             *row.add(d * E::PER_WORD) = *value.add(d);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::{null, null_mut};
+
+    #[test]
+    fn cuts_fall_between_the_blocks_of_a_prompt_and_anywhere_else() {
+        // Three decode rows, a prompt from the middle of block 4 on, tokens without a slot.
+        let slots =
+            [&[5, 33, 50], &[70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81][..], &[-1, -1]];
+        let slots = slots.concat();
+        let step = RopeAndCache {
+            dtype: Dtype::F32,
+            qkv: null_mut(),
+            kv_cache: null_mut(),
+            shape: CacheShape { num_kv_heads: 1, head_dim: 16, block_size: 16 },
+            positions: &slots,
+            slot_mapping: &slots,
+            cos_sin: null(),
+            num_heads: 1,
+            rotary_dim: 16,
+            interleaved: false,
+            q_norm: None,
+            k_norm: None,
+            eps: 0.0,
+        };
+        let cuts: Vec<_> = (0..=18).map(|token| step.cut(token)).collect();
+        assert_eq!(cuts, [0, 1, 2, 3, 13, 13, 13, 13, 13, 13, 13, 13, 13, 13, 15, 15, 16, 17, 17]);
     }
 }
