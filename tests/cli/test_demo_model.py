@@ -146,7 +146,7 @@ def test_the_end_of_the_engine_is_told() -> None:
 
 
 def test_run() -> None:
-    done = octavo("run", "demo", "What is the capital of France?", "--temperature", "0", "--max-tokens", "40", *SMALL)
+    done = octavo("run", "demo", "What is the capital of France?", "--max-tokens", "40", *SMALL)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
     raw = octavo(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,6 +91,7 @@ class AsyncEngine:
         self._client = EngineClient(self._receive, self._die)
         self._loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
         self._progress: Callable[[str, int, int], None] | None = None
+        self._recommended: Mapping[str, float] = {}
         self._threads = ThreadPoolExecutor(min(_MAX_TEXT_THREADS, os.cpu_count() or 1), "octavo-text")
         self._streams: dict[int, _Stream] = {}
         self._ids: dict[str, int] = {}
@@ -104,7 +105,7 @@ class AsyncEngine:
     @classmethod
     async def start(
         cls,
-        config: EngineConfig,
+        config: EngineConfig | str,
         *,
         progress: Callable[[str, int, int], None] | None = None,
         worker_command: Sequence[str] | None = None,
@@ -112,7 +113,7 @@ class AsyncEngine:
         """Start the worker process and wait until the model is ready.
 
         Args:
-            config: the model and the engine's settings.
+            config: the model and the engine's settings; a model's name alone stands for the usual ones.
             progress: called in the event loop with (stage, done, total) as the model is fetched and loaded; total is 0
                 where it is not known.
             worker_command: runs another worker program, which brings a model of its own and no tokenizer (tests).
@@ -121,6 +122,7 @@ class AsyncEngine:
             ModelError, ConfigError: the worker's own refusal (`ModelNotFound`, `CorruptFile`, `NotEnoughMemory`...).
             EngineDead: the worker process ended before it was ready.
         """
+        config = EngineConfig(model=config) if isinstance(config, str) else config
         self = cls(config)
         self._progress = progress
         try:
@@ -151,6 +153,7 @@ class AsyncEngine:
                 loop.call_soon_threadsafe(self._progress, stage, done, total)
 
         source = await self._in_thread(lambda: resolve_model(self.config.model, progress=progress))
+        self._recommended = source.sampling_defaults
         self._client.send(Load(msgspec.structs.replace(self.config, model=str(source.path))))
         self.tokenizer = await self._in_thread(lambda: load_tokenizer(self.config, source))
 
@@ -375,7 +378,7 @@ class AsyncEngine:
         if self._loaded.done():
             return
         if isinstance(outcome, ModelInfo):
-            self._loaded.set_result(msgspec.structs.replace(outcome, name=self.config.model))
+            self._loaded.set_result(outcome.known_as(self.config.model, self._recommended))
         else:
             self._loaded.set_exception(outcome)
 

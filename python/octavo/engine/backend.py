@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -173,6 +173,7 @@ class WorkerBackend:
             EngineDead: it ended before it was ready.
         """
         backend = cls(WORKER_COMMAND if command is None else command)
+        recommended: Mapping[str, float] = {}
         try:
             if command is None:
                 from octavo.engine.build import load_tokenizer
@@ -181,9 +182,10 @@ class WorkerBackend:
                 source = resolve_model(config.model, progress=progress)
                 backend._send(Load(msgspec.structs.replace(config, model=str(source.path))))
                 backend.tokenizer = load_tokenizer(config, source)
+                recommended = source.sampling_defaults
             else:
                 backend._send(Load(config))
-            backend.model = backend._await_ready(config.model, progress)
+            backend.model = backend._await_ready(progress).known_as(config.model, recommended)
         except BaseException:
             backend.close()
             raise
@@ -225,7 +227,7 @@ class WorkerBackend:
         self._process.socket.close()
         self._process.stop()
 
-    def _await_ready(self, name: str, progress: ProgressCallback) -> ModelInfo:
+    def _await_ready(self, progress: ProgressCallback) -> ModelInfo:
         while True:
             message = self._receive()
             if isinstance(message, Progress):
@@ -233,7 +235,7 @@ class WorkerBackend:
             elif isinstance(message, LoadFailed):
                 raise message.error.exception()
             elif isinstance(message, Ready):
-                return msgspec.structs.replace(message.info, name=name)
+                return message.info
 
     def _send(self, message: FromClient) -> None:
         try:

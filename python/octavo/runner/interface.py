@@ -6,7 +6,7 @@ loop knows it by `attach` (once), `launch` (for every planned step) and the `res
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -56,6 +56,15 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
     kv_bytes: int
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: dict[str, float] = {}
+
+    def known_as(self, name: str, recommended: Mapping[str, float]) -> ModelInfo:
+        """The same, loaded by a process that knew the files only by their path.
+
+        Args:
+            name: the model as the settings named it.
+            recommended: `sampling_defaults` that come with the name; the files' own stand before them.
+        """
+        return msgspec.structs.replace(self, name=name, sampling_defaults={**recommended, **self.sampling_defaults})
 
 
 class StepResult:
