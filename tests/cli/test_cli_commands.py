@@ -235,6 +235,12 @@ def test_port_in_use_is_said_at_once() -> None:
     assert done.stderr == f"error: port: {port} is in use on 127.0.0.1; choose another with --port, or 0 for any\n"
 
 
+def test_an_address_of_another_machine() -> None:
+    done = octavo("serve", "fake", "--host", "192.0.2.1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: host: 192.0.2.1 ")
+
+
 def refused(url: str) -> urllib.error.HTTPError:
     """The error that `url` answers with, as soon as it answers."""
     end = time.monotonic() + 30
@@ -295,3 +301,5 @@ def test_a_signal_cuts_answers_short_after_the_grace() -> None:
         assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "server_stopping"
         assert events[-1] == "data: [DONE]"
         assert process.wait(10) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == "stopping: 1 running answer may take 0.3 s more (Ctrl-C: none)\n"

@@ -191,7 +191,7 @@ def test_models(client: openai.OpenAI) -> None:
     assert model.id == "org/alias"
     assert model.max_model_len == 256
     assert client.completions.create(model="org/alias", prompt="Hi").model == "fake"
-    with pytest.raises(openai.NotFoundError, match="The model `other` does not exist"):
+    with pytest.raises(openai.NotFoundError, match=r"`other` does not exist; this server has `fake`, `org/alias`\."):
         client.models.retrieve("other")
 
 

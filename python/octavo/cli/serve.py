@@ -54,6 +54,10 @@ async def _serve(config: EngineConfig, listener: socket.socket, shutdown_timeout
             shown.close()
             typer.echo(_announcement(url, served, time.monotonic() - began))
 
+        def wait(num_running: int) -> None:
+            answers = "1 running answer" if num_running == 1 else f"{num_running} running answers"
+            typer.echo(f"stopping: {answers} may take {shutdown_timeout:g} s more (Ctrl-C: none)", err=True)
+
         await serve(
             listener,
             engine,
@@ -61,6 +65,7 @@ async def _serve(config: EngineConfig, listener: socket.socket, shutdown_timeout
             grace=shutdown_timeout,
             log_level=log_level,
             on_ready=announce,
+            on_wait=wait,
         )
 
 

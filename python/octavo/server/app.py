@@ -69,7 +69,8 @@ class ServerState:
         self.check_ready()
         served = self._models[0] if name is None else self._by_name.get(name)
         if served is None:
-            raise ModelNotServed(f"The model `{name}` does not exist.", "model")
+            served_names = ", ".join(f"`{known}`" for known in self._by_name)
+            raise ModelNotServed(f"The model `{name}` does not exist; this server has {served_names}.", "model")
         served.engine.check_health()
         return served
 
@@ -83,6 +84,11 @@ class ServerState:
             raise ServerStopping("The server is shutting down.")
         if not self._models:
             raise EngineLoading("The model is still loading; try again in a moment.")
+
+    @property
+    def num_running(self) -> int:
+        """Exchanges that are being answered."""
+        return len(self._running)
 
     @property
     def stopping(self) -> bool:

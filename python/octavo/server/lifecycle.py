@@ -43,6 +43,7 @@ async def serve(
     grace: float = 5.0,
     log_level: str = "warning",
     on_ready: Callable[[ServedModel], None] | None = None,
+    on_wait: Callable[[int], None] | None = None,
     state: ServerState | None = None,
     signals: bool = True,
 ) -> None:
@@ -58,6 +59,7 @@ async def serve(
         grace: seconds.
         log_level: of uvicorn.
         on_ready: called when the model is served.
+        on_wait: called when the end waits for running answers, with their number.
         state: to serve from; a fresh one when None.
         signals: handle SIGINT and SIGTERM (the main thread only); else cancel the task to stop.
 
@@ -104,6 +106,8 @@ async def serve(
         if not loading.done():
             loading.cancel()
         server.should_exit = True
+        if on_wait is not None and grace > 0 and state.num_running:
+            on_wait(state.num_running)
         await _drain(serving, state, force, grace)
         stopped.cancel()
         await asyncio.gather(serving, loading, stopped, return_exceptions=True)

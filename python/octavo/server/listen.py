@@ -35,6 +35,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise ConfigError(f"port: {port} is in use on {host}; choose another with --port, or 0 for any") from None
-        raise ConfigError(f"port: {host} port {port} cannot be bound ({error})") from None
+        field = "host" if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL else "port"
+        raise ConfigError(f"{field}: {host} port {port} cannot be bound ({error})") from None
     listener.setblocking(False)
     return listener
