@@ -81,16 +81,16 @@ def _announcement(url: str, served: ServedModel, seconds: float) -> str:
     chat = served.engine.tokenizer is not None and served.engine.tokenizer.has_chat_template
     name = served.name
     if chat:
-        path, body = "chat/completions", '"messages": [{"role": "user", "content": "What is a llama?"}]'
+        path, body = "chat/completions", '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
         call = (
             f'answer = client.chat.completions.create(\n    model="{name}",\n'
-            f'    messages=[{{"role": "user", "content": "What is a llama?"}}],\n)\n'
+            f'    messages=[{{"role": "user", "content": "What is the capital of France?"}}],\n)\n'
             "print(answer.choices[0].message.content)"
         )
     else:
-        path, body = "completions", '"prompt": "A llama is", "max_tokens": 64'
+        path, body = "completions", '"prompt": "The capital of France is", "max_tokens": 64'
         call = (
-            f'answer = client.completions.create(model="{name}", prompt="A llama is", max_tokens=64)\n'
+            f'answer = client.completions.create(model="{name}", prompt="The capital of France is", max_tokens=64)\n'
             "print(answer.choices[0].text)"
         )
     what = f"{info.architecture}, {info.dtype} on {info.device}"
