@@ -38,6 +38,8 @@ def test_defaults() -> None:
         ("gpu_memory_utilization", math.nan),
         ("kv_cache_memory", -5),
         ("num_threads", 0),
+        ("num_blocks", 10**30),
+        ("max_num_seqs", 1 << 64),
         ("seed", 1 << 64),
         ("trust_remote_code", True),
     ],

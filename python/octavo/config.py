@@ -12,6 +12,15 @@ from octavo.errors import ConfigError
 __all__ = ["DTYPES", "EngineConfig"]
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+_INTEGERS = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "num_blocks",
+    "kv_cache_memory",
+    "num_threads",
+)
 _CHOICES = {
     "dtype": DTYPES,
     "device": ("auto", "cpu", "cuda"),
@@ -98,6 +107,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(choices)}")
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigError(f"seed: {self.seed} does not fit 64 bits; use a smaller one")
+        for name in _INTEGERS:
+            value = getattr(self, name)
+            if value is not None and value >= 1 << 62:
+                raise ConfigError(f"{name}: {value} is too large; use a smaller number")
         for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("block_size", 16)):
             value = getattr(self, name)
             if value < low:

@@ -165,6 +165,21 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert done.stderr == "[prompt 'Hi' 256 1]\n"
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed(closed: str) -> None:
+    command = f'exec "$0" "$1" run fake hi --max-tokens 5 {closed}'
+    ended = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, FAKES], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, "error" in ended.stderr) == (0, False)
+    assert ended.stdout == ("" if " >&-" in f" {closed}" else "Hello\n")
+
+
+def test_an_encoding_that_lacks_characters() -> None:
+    ended = octavo("run", "fake", "hi", "--max-tokens", "15", PYTHONIOENCODING="ascii")
+    assert (ended.returncode, ended.stdout) == (0, "Hello, w?rld! ?\n")
+
+
 def test_chat_over_a_pipe() -> None:
     script = "One\n\n/system Be kind\nTwo\nThree\n/clear\nFour\n/what\n/help\n/exit\nnever\n"
     done = octavo("chat", "fake", "--max-tokens", "5", stdin=script)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from octavo.errors import ModelNotFound, UnsupportedModel
+from octavo.errors import ConfigError, ModelNotFound, UnsupportedModel
+from octavo.loading.cache import cache_folder
 from octavo.loading.resolve import ModelSource, resolve_model, resolve_tokenizer
 
 
@@ -47,6 +49,23 @@ def test_a_gguf_file_under_another_name(folder):
     blob.write_bytes(b"text")
     with pytest.raises(UnsupportedModel, match="not a GGUF file"):
         resolve_model(str(blob))
+
+
+def test_a_pipe_is_not_waited_for(folder):
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(UnsupportedModel, match="neither a file nor a folder"):
+        resolve_model(str(folder / "pipe"))
+
+
+def test_nobodys_home():
+    with pytest.raises(ModelNotFound, match="no file '~nobody"):
+        resolve_model("~nobody-of-that-name/model.gguf")
+
+
+def test_a_cache_folder_in_nobodys_home(monkeypatch):
+    monkeypatch.setenv("OCTAVO_CACHE", "~nobody-of-that-name/cache")
+    with pytest.raises(ConfigError, match="OCTAVO_CACHE"):
+        cache_folder()
 
 
 def test_a_folder_with_several_gguf_files(folder):

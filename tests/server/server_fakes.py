@@ -23,11 +23,12 @@ class FakeTokenizer:
     """A character a token; the id is its code point."""
 
     has_chat_template = True
+    max_token_bytes = 4
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return ([1] if add_special_tokens else []) + [ord(character) for character in text]
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **arguments: Any) -> str:
         if arguments.get("refuse"):
             raise InvalidRequest("messages: the template refuses them", "messages")
         text = "".join(f"<{message['role']}>{message['content']}" for message in messages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from octavo.server.connection import ClientConnection
 from server_fakes import BROKEN_TOKEN, FakeEngine, answer
 from server_harness import Running
 
@@ -254,6 +256,79 @@ def test_a_client_that_leaves_before_its_body_is_whole(server: Running) -> None:
     connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     connection.close()
     assert post(server, CHAT)[0] == 200
+
+
+@pytest.mark.parametrize("name", ["self", "messages", "text", "conversation"])
+def test_template_variables_of_any_name(server: Running, name: str) -> None:
+    assert post(server, CHAT | {"chat_template_kwargs": {name: 1}})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a" * 5000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 5000}]}),
+    ],
+)
+def test_a_text_far_beyond_the_context_is_not_tokenized(
+    start: Callable[..., Running], path: str, body: dict[str, Any]
+) -> None:
+    server = start()
+    texts: list[str] = []
+    assert server.engine.tokenizer is not None
+    server.engine.tokenizer.encode = lambda text, special=True: texts.append(text) or [1]  # type: ignore[method-assign]
+    status, answered = post(server, body, path)
+    assert (status, answered["error"]["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length is 256 tokens" in answered["error"]["message"]
+    assert not texts
+
+
+def test_a_long_model_name_is_not_echoed_whole(server: Running) -> None:
+    status, answered = post(server, CHAT | {"model": "x" * 100_000})
+    assert status == 404
+    assert len(answered["error"]["message"]) < 300
+
+
+@pytest.mark.parametrize("line", [b"X: a\r\n", b"a", b"X-Y: " + b"a" * 100])
+def test_headers_without_end(server: Running, line: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                connection.sendall(line * (20_000 // len(line)))
+                time.sleep(0.001)
+            pytest.fail("two megabytes of headers were taken")
+    assert post(server, CHAT)[0] == 200
+
+
+def test_a_large_body_is_not_taken_for_headers(server: Running) -> None:
+    body = json.dumps(CHAT | {"user": "x" * 1_000_000}).encode()
+    assert post(server, body)[0] == 200
+    pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in json.dumps(CHAT | {"user": "x" * 50_000}).encode())
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert exchange(server, head + pieces + b"0\r\n\r\n")[0] == 200
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"])
+def test_a_request_that_never_arrives(server: Running, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    monkeypatch.setattr(ClientConnection, "arrival_s", 0.2)
+    status, headers, _ = exchange(server, begun)
+    assert status == 408
+    assert headers["connection"] == "close"
+
+
+def test_a_slow_answer_outlives_the_wait_for_a_request(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClientConnection, "arrival_s", 0.1)
+    server = start(FakeEngine(delay=0.1))
+    assert post(server, CHAT)[1]["choices"][0]["message"]["content"] == answer(4)
+    # Also when the head of a second request has come.
+    body = json.dumps(CHAT).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    status, _, received = exchange(server, head + body + head + body[:-1])
+    assert status == 200
+    assert answer(4).encode() in received
 
 
 def test_health(server: Running) -> None:

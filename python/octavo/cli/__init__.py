@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -20,14 +21,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: without the program's name; those of the process when None.
     """
+    _prepare_streams()
     sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
-def _run(arguments: list[str]) -> int:
-    from octavo.cli.app import app
-    from octavo.errors import OctavoError
+def _prepare_streams() -> None:
+    """Open streams that the parent closed on the null device, before a socket gets their number.
 
+    What the terminal's encoding lacks is printed as a question mark.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _run(arguments: list[str]) -> int:
     try:
+        from octavo.cli.app import app
+
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -37,11 +54,11 @@ def _run(arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except OctavoError as error:
-        if _debugging():
-            raise
-        return _complain(str(error), 1)
     except Exception as error:
+        from octavo.errors import OctavoError
+
+        if isinstance(error, OctavoError) and not _debugging():
+            return _complain(str(error), 1)
         # typer's own errors come from click, or from its copy of it.
         format_message = getattr(error, "format_message", None)
         if format_message is not None:

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from octavo.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -15,12 +17,19 @@ __all__ = ["cache_folder", "locked"]
 
 
 def cache_folder() -> Path:
-    """`OCTAVO_CACHE`, or `octavo` in `XDG_CACHE_HOME` or in `~/.cache`; not necessarily there yet."""
+    """`OCTAVO_CACHE`, or `octavo` in `XDG_CACHE_HOME` or in `~/.cache`; not necessarily there yet.
+
+    Raises:
+        ConfigError: there is no home folder for it.
+    """
     named = os.environ.get("OCTAVO_CACHE")
-    if named:
-        return Path(named).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache").absolute() / "octavo"
+    try:
+        if named:
+            return Path(named).expanduser().absolute()
+        return (Path(base).expanduser() if base else Path.home() / ".cache").absolute() / "octavo"
+    except RuntimeError as error:
+        raise ConfigError(f"the cache folder cannot be named ({error}); set OCTAVO_CACHE to a path") from error
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
 
 def resolve_tokenizer(name: str) -> ModelSource:
     """As `resolve_model`, but asks for no weights: of a hub repository only the tokenizer's files are fetched."""
-    path = Path(name).expanduser()
+    path = _path(name)
     if path.is_file() and path.name in _TOKENIZER_FILES:
         path = path.parent
     if path.is_dir() and any((path / file).is_file() for file in _TOKENIZER_FILES):
@@ -82,7 +82,7 @@ def resolve_tokenizer(name: str) -> ModelSource:
 
 def _local_source(name: str) -> ModelSource | None:
     """The source when the name is a path that exists, None otherwise."""
-    path = Path(name).expanduser()
+    path = _path(name)
     if not _exists(path):
         if path.suffix == ".gguf":
             raise ModelNotFound(f"model: no file {name!r}; check the path")
@@ -90,6 +90,9 @@ def _local_source(name: str) -> ModelSource | None:
     path = path.absolute()
     if path.is_dir():
         return _folder_source(path, path.name)
+    if not path.is_file():
+        # Opening a pipe would wait for ever.
+        raise UnsupportedModel(f"model: {name!r} is neither a file nor a folder; name one of them")
     if path.suffix == ".gguf" or _starts_with_gguf(path):
         return ModelSource("gguf", path, path.stem)
     if path.name == "config.json":
@@ -111,6 +114,14 @@ def _folder_source(path: Path, name: str) -> ModelSource:
             f"model: the folder {str(path)!r} holds {len(gguf)} .gguf files; name one of them: {', '.join(gguf[:8])}"
         )
     raise UnsupportedModel(f"model: the folder {str(path)!r} holds neither a config.json nor a .gguf file")
+
+
+def _path(name: str) -> Path:
+    """The name as a path; `~` as it is where it stands for nobody's home."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
 
 
 def _exists(path: Path) -> bool:

@@ -70,7 +70,9 @@ class ServerState:
         served = self._models[0] if name is None else self._by_name.get(name)
         if served is None:
             served_names = ", ".join(f"`{known}`" for known in self._by_name)
-            raise ModelNotServed(f"The model `{name}` does not exist; this server has {served_names}.", "model")
+            raise ModelNotServed(
+                f"The model `{str(name)[:200]}` does not exist; this server has {served_names}.", "model"
+            )
         served.engine.check_health()
         return served
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import uvicorn
 
 from octavo.server.app import ServerState, create_app
+from octavo.server.connection import ClientConnection
 from octavo.server.listen import BACKLOG
 from octavo.server.served import Engine, ServedModel
 
@@ -69,7 +70,7 @@ async def serve(
     state = state or ServerState()
     config = uvicorn.Config(
         create_app(state),
-        http="httptools",
+        http=ClientConnection,
         loop="none",
         ws="none",
         lifespan="off",

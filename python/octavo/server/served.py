@@ -94,6 +94,15 @@ class ServedModel:
                 field,
             )
 
+    def _check_text(self, tokenizer: Tokenizer, text: str, field: str) -> None:
+        """As `check_length`, for a text so long that tokenizing it would be a waste of time and memory."""
+        if len(text) > self.max_model_len * tokenizer.max_token_bytes:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, your {field} came to "
+                f"{len(text)} characters, more than as many tokens can hold. Please reduce the length of the {field}.",
+                field,
+            )
+
     def tokenizer(self, field: str) -> Tokenizer:
         """The model's tokenizer.
 
@@ -106,14 +115,23 @@ class ServedModel:
         return tokenizer
 
     async def tokenize(self, text: str, *, add_special_tokens: bool, field: str = "prompt") -> list[int]:
-        """Token ids of a text, in a thread."""
+        """Token ids of a text, in a thread.
+
+        Raises:
+            ContextLengthExceeded: far more text than the context holds.
+        """
         tokenizer = self.tokenizer(field)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_text_threads, lambda: tokenizer.encode(text, add_special_tokens))
+
+        def work() -> list[int]:
+            self._check_text(tokenizer, text, field)
+            return tokenizer.encode(text, add_special_tokens)
+
+        return await asyncio.get_running_loop().run_in_executor(_text_threads, work)
 
     async def render(
         self,
         messages: list[dict[str, Any]],
+        /,
         *,
         add_special_tokens: bool,
         continue_final_message: bool,
@@ -129,6 +147,7 @@ class ServedModel:
 
         Raises:
             InvalidRequest: the model has no template, or it refuses the messages.
+            ContextLengthExceeded: far more text than the context holds.
         """
         tokenizer = self.tokenizer("messages")
 
@@ -136,6 +155,7 @@ class ServedModel:
             text = tokenizer.apply_chat_template(messages, **arguments)
             if continue_final_message:
                 text = _cut_after(text, messages[-1]["content"])
+            self._check_text(tokenizer, text, "messages")
             return tokenizer.encode(text, add_special_tokens)
 
         return await asyncio.get_running_loop().run_in_executor(_text_threads, work)

@@ -130,6 +130,7 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
@@ -167,6 +168,11 @@ class Tokenizer:
     def vocabulary(self) -> TokenBytes:
         """Bytes and flags of every id."""
         return vocabulary_bytes(self._backend)
+
+    @functools.cached_property
+    def max_token_bytes(self) -> int:
+        """Bytes of the longest token; no text of n tokens is longer than n times as many characters."""
+        return max(map(len, self.vocabulary.tokens), default=1)
 
     def token_table(self, vocab_size: int = 0) -> _core.TokenTable:
         """The table the core streams text with.
