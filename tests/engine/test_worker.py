@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 from engine_fakes import COMMAND, fake_config
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.process import WorkerProcess
@@ -202,6 +203,18 @@ def test_a_killed_worker_fails_every_stream_within_a_second(fake_engine: Any, ru
                 engine.check_health()
 
     run(main())
+
+
+def test_requests_between_a_workers_end_and_the_news_of_it(fake_engine: Any) -> None:
+    async def main() -> None:
+        async with fake_engine() as engine:
+            engine._client._transport.close()
+            for _ in range(3):
+                # Their turns come while how the worker ended is not known yet.
+                with pytest.raises(EngineDead):
+                    await asyncio.wait_for(asyncio.gather(engine.generate([1], LONG), engine.stats()), 10)
+
+    uvloop.run(main())
 
 
 @pytest.mark.parametrize(

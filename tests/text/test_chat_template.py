@@ -284,3 +284,25 @@ def test_time_is_bounded(monkeypatch, source):
     with pytest.raises(InvalidRequest, match="runs too long"):
         ChatTemplate(source, {}).render([USER])
     assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    "grow",
+    [
+        "{% set ns.x = ns.x + ns.x %}",
+        "{% set ns.x = ns.x ~ ns.x %}",
+        "{% set ns.l = ns.l + ns.l %}",
+        "{% set ns.i = ns.i * ns.i %}",
+    ],
+)
+def test_what_doubles_is_stopped_early(grow):
+    begun = time.monotonic()
+    source = "{% set ns = namespace(x='a', l=[1], i=9) %}{% for i in range(99) %}" + grow + "{% endfor %}"
+    with pytest.raises(InvalidRequest, match="too much"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "Hi"}])
+    assert time.monotonic() - begun < 5
+
+
+def test_sums_and_joins_of_ordinary_size():
+    source = "{{ 1 + 2 * 3 }}{{ 'a' + 'b' ~ 3 ~ nothing ~ none }}{{ ([1] + [2]) | length }}"
+    assert ChatTemplate(source, {}).render([{"role": "user", "content": "Hi"}]) == "7ab3None2"

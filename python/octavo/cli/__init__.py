@@ -36,6 +36,7 @@ def _prepare_streams() -> None:
             if null != number:
                 os.dup2(null, number)
                 os.close(null)
+            os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

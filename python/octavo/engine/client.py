@@ -64,7 +64,8 @@ class EngineClient(asyncio.Protocol):
 
     def send(self, message: FromClient) -> None:
         """Queue a message; dropped when the worker is dead."""
-        if self._transport is not None and not self.dead:
+        # uvloop's transports refuse to be written to between their end and the burial.
+        if self._transport is not None and not self.dead and not self._transport.is_closing():
             self._transport.write(encode_frame(message))
 
     async def drain(self) -> None:

@@ -17,6 +17,7 @@ import jinja2
 import jinja2.exceptions
 import jinja2.ext
 import jinja2.sandbox
+import jinja2.visitor
 from jinja2 import nodes
 
 from octavo.errors import InvalidRequest, UnsupportedModel
@@ -30,7 +31,10 @@ __all__ = ["ChatTemplate"]
 
 _TEMPLATE_LIMIT = 1 << 20
 _OUTPUT_LIMIT = 64 << 20
-"""Characters of a template, and characters it may write or make by repetition."""
+"""Characters of a template, and characters (or entries) it may write or make by repetition."""
+
+_INTEGER_BITS = 4096
+_SIZED = (str, list, tuple)
 
 _SECONDS_LIMIT = 10.0
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -183,7 +187,7 @@ def _environment() -> _Sandbox:
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The sandbox, with ways to run or repeat without end closed."""
 
-    intercepted_binops = frozenset(("*", "**"))
+    intercepted_binops = frozenset(("+", "*", "**"))
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -215,20 +219,44 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         for loop in tree.find_all(nodes.For):
             check = nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None)
             loop.body.insert(0, nodes.ExprStmt(check).set_lineno(loop.lineno))
-        return tree
+        bounded: nodes.Template = _BoundedConcat().visit(tree)
+        return bounded
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Refuse products of a size no template needs."""
+        """Refuse sums and products of a size no template needs."""
         if operator == "**":
             raise jinja2.exceptions.SecurityError("powers are not available to templates")
-        for sequence, count in ((left, right), (right, left)):
-            if (
-                isinstance(sequence, str | list | tuple)
-                and isinstance(count, int)
-                and len(sequence) * count > _OUTPUT_LIMIT
-            ):
-                raise jinja2.exceptions.SecurityError("it repeats too much")
+        if operator == "+":
+            if isinstance(left, _SIZED) and isinstance(right, _SIZED):
+                _check_length(len(left) + len(right))
+        elif isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() + right.bit_length() > _INTEGER_BITS:
+                raise jinja2.exceptions.SecurityError("it multiplies too much")
+        else:
+            for sequence, count in ((left, right), (right, left)):
+                if isinstance(sequence, _SIZED) and isinstance(count, int):
+                    _check_length(len(sequence) * count)
         return super().call_binop(context, operator, left, right)
+
+    def concatenate(self, *parts: Any) -> str:
+        """What `~` does."""
+        texts = [str(part) for part in parts]
+        _check_length(sum(map(len, texts)))
+        return "".join(texts)
+
+
+class _BoundedConcat(jinja2.visitor.NodeTransformer):
+    """Sends `~`, which jinja compiles to a plain join, through the sandbox."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - the name says the kind of node
+        self.generic_visit(node)
+        join = nodes.EnvironmentAttribute("concatenate")
+        return nodes.Call(join, node.nodes, [], None, None).set_lineno(node.lineno)
+
+
+def _check_length(length: int) -> None:
+    if length > _OUTPUT_LIMIT:
+        raise jinja2.exceptions.SecurityError("it repeats too much")
 
 
 def _to_json(
