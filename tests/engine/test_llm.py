@@ -146,3 +146,28 @@ def test_text_without_a_tokenizer_is_refused(make_llm: MakeLLM) -> None:
 def test_a_setting_that_does_not_exist_is_refused_before_anything_loads() -> None:
     with pytest.raises(ConfigError, match="max_batch"):
         LLM("demo", max_batch=3)
+
+
+def test_threads_share_one_engine(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    params = SamplingParams(max_tokens=20)
+    expected = [llm.generate([number, 3], params)[0].outputs[0].token_ids for number in range(6)]
+    found: list[list[list[int]]] = [[] for _ in range(6)]
+
+    def work(number: int) -> None:
+        for _ in range(10):
+            found[number].append(llm.generate([number, 3], params)[0].outputs[0].token_ids)
+            assert llm.stats()["blocks_total"] > 0
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == [[tokens] * 10 for tokens in expected]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, [[1], None]])
+def test_what_is_no_prompt_is_refused_by_name(make_llm: MakeLLM, prompts: Any) -> None:
+    with pytest.raises(InvalidRequest, match="no prompt"):
+        make_llm().generate(prompts, GREEDY)

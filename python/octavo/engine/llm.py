@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -40,7 +41,7 @@ class LLM:
     every model shares; `close` sets it back. With `worker=True` nothing changes here; that costs a hop over a socket
     each step.
 
-    Not thread-safe: one call at a time.
+    Threads may share it: their calls wait for each other. Prompts given in one call run at once.
 
     Args:
         model: `demo`, a folder, a `.gguf` file, or a repository id of the Hugging Face hub.
@@ -81,6 +82,8 @@ class LLM:
         self._requests = RequestMaker(backend.model, config.seed)
         self._last_id = 0
         self._reason: str | None = None
+        # Of a thread's own: a signal handler may close what the thread's call uses.
+        self._turn = threading.RLock()
 
     # -------------------------------------------------------- answers
 
@@ -132,6 +135,8 @@ class LLM:
         """
         self._check()
         tokenizer = self._tokenizer()
+        if isinstance(messages, Mapping):
+            raise InvalidRequest("messages: is one message; give a list of them", "messages")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         parsed: list[tuple[str | None, list[int]]] = []
         for conversation in cast("Sequence[Conversation]", conversations):
@@ -141,6 +146,13 @@ class LLM:
         return self._run(parsed, params, use_tqdm)
 
     def _run(
+        self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], show: bool
+    ) -> list[RequestOutput]:
+        with self._turn:
+            self._check()
+            return self._run_alone(prompts, params, show)
+
+    def _run_alone(
         self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], show: bool
     ) -> list[RequestOutput]:
         states: dict[int, RequestState] = {}
@@ -187,6 +199,8 @@ class LLM:
             prompt = cast(str, prompt["prompt"])
         if isinstance(prompt, str):
             return prompt, self._tokenizer().encode(prompt)
+        if not isinstance(prompt, Iterable):
+            raise InvalidRequest(f"prompt: {type(prompt).__name__} is no prompt; give a text or token ids", "prompt")
         return None, list(prompt)
 
     def _tokenizer(self) -> Tokenizer:
@@ -204,13 +218,15 @@ class LLM:
         Raises:
             EngineDead: the engine failed or was closed.
         """
-        self._check()
-        return self._backend.stats()
+        with self._turn:
+            self._check()
+            return self._backend.stats()
 
     def close(self) -> None:
         """Give the model's memory back, or end its process. Idempotent; later calls raise EngineDead."""
-        self._reason = "the engine was closed"
-        self._release()
+        with self._turn:
+            self._reason = "the engine was closed"
+            self._release()
 
     def _check(self) -> None:
         if self._reason is not None:
@@ -231,6 +247,8 @@ def _as_list(prompts: Prompts) -> list[Prompt]:
     """The prompts, also where there is one."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequest(f"prompts: {type(prompts).__name__} is no prompt; give texts or token ids", "prompt")
     listed: list[Any] = list(prompts)
     if listed and not isinstance(listed[0], str | Mapping | Sequence) and not hasattr(listed[0], "__len__"):
         return [listed]
