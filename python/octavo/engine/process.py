@@ -63,6 +63,8 @@ class WorkerProcess:
 
     def _run(self, command: list[str], theirs: socket.socket) -> None:
         arguments = ["--fd", str(theirs.fileno()), "--parent", str(os.getpid())]
+        # The worker inherits it: a Ctrl-C in the terminal must not reach it before it can say that it ignores it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             # Standard output belongs to the program; what the worker prints goes to standard error.
             self._process = subprocess.Popen(  # noqa: S603

