@@ -144,6 +144,7 @@ def test_ctrl_c_while_the_worker_starts_is_not_for_it() -> None:
     process.send_signal(signal.SIGINT)
     assert not process.wait(0.5)
     process.stop()
+    process.socket.close()
     assert process.epitaph().endswith("SIGTERM")
 
 

@@ -178,6 +178,7 @@ def _plain(value: Any) -> Any:
 @functools.cache
 def _environment() -> _Sandbox:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
+    del environment.globals["lipsum"]  # as much text as it is asked for
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
