@@ -250,3 +250,24 @@ def test_a_sampled_id_outside_the_vocabulary_is_refused() -> None:
         engine.core.commit(plan.step)
     engine.results[plan.arena][0] = 3
     assert engine.core.commit(plan.step).num_events == 1
+
+
+def test_plans_are_written_into_tensors_in_place() -> None:
+    import torch
+
+    core = _core.Core(**SETTINGS)
+    arenas = [torch.zeros(core.arena_len(), dtype=torch.int32) for _ in range(3)]
+    results = [torch.zeros(SETTINGS["max_num_seqs"], dtype=torch.int32) for _ in range(3)]
+    regions = [[(tensor.data_ptr(), tensor.numel()) for tensor in part] for part in (arenas, results)]
+    core.attach(*regions, (arenas, results))
+    starts = {name: start for name, start, _ in core.layout()}
+    core.submit(1, ids(5, 6, 7), arrival_us=0, max_tokens=2)
+    plan = core.plan()
+    assert plan is not None
+    start = starts["token_ids"]
+    assert arenas[plan.arena][start : start + 3].tolist() == [5, 6, 7]
+    results[plan.arena][0] = 9
+    assert int32(core.commit(plan.step).token_ids) == [9]
+    plan = core.plan()
+    assert plan is not None
+    assert arenas[plan.arena][start].item() == 9

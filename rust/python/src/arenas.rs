@@ -1,4 +1,4 @@
-//! Memory that torch owns and the core reads and writes: plan arenas and result buffers.
+//! Memory that Python owns (numpy arrays, torch tensors) and the core reads and writes: plan arenas and result buffers.
 //!
 //! The only raw pointers of the core's binding. They are checked once, when they are attached.
 #![allow(unsafe_code)]
