@@ -39,9 +39,10 @@ $(VENV)/.dependencies: pyproject.toml | $(VENV)/.tools
 # One stamp for both profiles: the extension in the tree is the one built last.
 $(VENV)/.extension-$(PROFILE): $(VENV)/.dependencies $(RUST_SOURCES)
 	@command -v cargo >/dev/null || { echo "Octavo's core is written in Rust; install it from https://rustup.rs" >&2; exit 1; }
-	@echo "compiling the extension ($(PROFILE))"
+	@echo "compiling the extension ($(PROFILE)); the first time takes a minute or two"
 	rm -f $(VENV)/.extension-*
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --quiet --uv --profile $(PROFILE)
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --quiet --uv --profile $(PROFILE) 2>&1 \
+		| { grep -vE "^(🍹|🐍|🔗|📡|📦|✏️|🛠|Checked|Installed)" || true; }
 	touch $@
 
 .PHONY: build

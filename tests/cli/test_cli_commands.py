@@ -224,15 +224,16 @@ def test_serve_says_how_to_use_it() -> None:
         assert process.stderr.read() == ""
 
 
-def test_vllms_module_name() -> None:
-    from octavo.entrypoints.openai.api_server import serve_arguments
+@pytest.mark.parametrize("command", [["octavo", "serve"], ["octavo.entrypoints.openai.api_server"]])
+def test_vllms_way_of_naming_the_model(command: list[str]) -> None:
+    from octavo.cli.vllm_arguments import serve_arguments
 
     assert serve_arguments(["--port", "1", "--model", "m", "--seed", "2"]) == [
         "serve", "--port", "1", "--seed", "2", "--", "m",
     ]  # fmt: skip
     assert serve_arguments(["--model=m"]) == ["serve", "--", "m"]
     done = subprocess.run(
-        [sys.executable, "-m", "octavo.entrypoints.openai.api_server", "--model", "/no/such", "--port", "0"],
+        [sys.executable, "-m", *command, "--model", "/no/such", "--port", "0"],
         capture_output=True,
         text=True,
         timeout=60,

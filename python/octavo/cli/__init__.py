@@ -45,7 +45,10 @@ def _prepare_streams() -> None:
 def _run(arguments: list[str]) -> int:
     try:
         from octavo.cli.app import app
+        from octavo.cli.vllm_arguments import serve_arguments
 
+        if arguments[:1] == ["serve"]:
+            arguments = serve_arguments(arguments[1:])
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
