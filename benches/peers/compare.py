@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -15,7 +16,9 @@ HERE = Path(__file__).resolve().parent
 
 def _last_json(command: list[str]) -> dict:
     shown = subprocess.run(command, cwd=HERE, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    return json.loads([line for line in shown.stdout.splitlines() if line.startswith("{")][-1])
+    line = [line for line in shown.stdout.splitlines() if line.startswith("{")][-1]
+    print(line, file=sys.stderr)
+    return json.loads(line)
 
 
 def octavo(model: str, runs: int) -> dict:
@@ -51,7 +54,8 @@ def main() -> None:
         rounds.setdefault("octavo", []).append(octavo(model, runs))
         for name, script in (("vllm", "vllm_offline.py"), ("transformers", "transformers_generate.py")):
             if python := getattr(options, name):
-                rounds.setdefault(name, []).append(_last_json([python, str(HERE / script), model, str(runs)]))
+                command = [os.path.abspath(python), str(HERE / script), model, str(runs)]  # noqa: PTH100 - a venv's link stays one
+                rounds.setdefault(name, []).append(_last_json(command))
     keys = ["ready_s", "W1 output tok/s", "W3 output tok/s", "W2 TTFT ms", "W2 TPOT ms"]
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {options.rounds} rounds")
     print("| engine | " + " | ".join(keys) + " |")
