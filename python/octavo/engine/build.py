@@ -10,7 +10,8 @@ from octavo._core import Core
 from octavo.config import EngineConfig
 from octavo.engine.loop import EngineLoop
 from octavo.errors import ModelNotFound
-from octavo.runner.interface import ModelInfo, Progress
+from octavo.loading.progress import Progress
+from octavo.runner.interface import ModelInfo
 
 if TYPE_CHECKING:
     from octavo._core import TokenTable

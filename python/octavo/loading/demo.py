@@ -10,14 +10,10 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from octavo.errors import CorruptFile, ModelNotFound
 from octavo.loading.cache import cache_folder, locked
-from octavo.loading.progress import progress_bar
-
-if TYPE_CHECKING:
-    from octavo.loading.resolve import Progress
+from octavo.loading.progress import Progress, progress_bar
 
 __all__ = ["SAMPLING_DEFAULTS", "demo_model"]
 

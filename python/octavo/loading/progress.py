@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+__all__ = ["Progress", "progress_bar"]
 
-    from octavo.loading.resolve import Progress
-
-__all__ = ["progress_bar"]
+Progress = Callable[[str, int, int], None]
+"""Called while something arrives: what it is, how much so far, how much in all (0 when not known)."""
 
 
 @contextlib.contextmanager

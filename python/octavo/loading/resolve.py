@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from octavo.errors import ModelNotFound, UnsupportedModel
+from octavo.loading.progress import Progress
 
-__all__ = ["ModelSource", "Progress", "resolve_model", "resolve_tokenizer"]
+__all__ = ["ModelSource", "resolve_model", "resolve_tokenizer"]
 
 _WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
-
-
-Progress = Callable[[str, int, int], None]
-"""Called while bytes arrive: what is fetched, bytes so far, bytes in all (0 when not known)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,10 @@ from octavo import _core
 from octavo.errors import ConfigError, NotEnoughMemory
 from octavo.layers.cpu import MLP_ROWS, check_kernels
 from octavo.loading.config import ModelConfig, load_model_config
+from octavo.loading.progress import Progress
 from octavo.models.registry import decoder_spec
 from octavo.runner.host import free_memory
-from octavo.runner.interface import ModelInfo, Progress
+from octavo.runner.interface import ModelInfo
 from octavo.runner.memory import MemoryPlan, plan_memory
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ loop knows it by `attach` (once), `launch` (for every planned step) and the `res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -17,13 +17,10 @@ if TYPE_CHECKING:
 
     from octavo._core import Core, StepPlan
 
-__all__ = ["NUM_ARENAS", "PARAM_WIDTH", "Handle", "ModelInfo", "Progress", "Runner", "StepResult"]
+__all__ = ["NUM_ARENAS", "PARAM_WIDTH", "Handle", "ModelInfo", "Runner", "StepResult"]
 
 NUM_ARENAS = 3
 PARAM_WIDTH = 16
-
-Progress = Callable[[str, int, int], None]
-"""Told of long work: what is being done, how much of it is done, how much there is."""
 
 
 class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
