@@ -89,9 +89,10 @@ def test_answers_and_counts() -> None:
 def test_plan_arrays_lie_where_the_layout_says() -> None:
     engine = Engine()
     names = [name for name, _, _ in engine.core.layout()]
-    assert names[:3] == ["rows", "query_start", "seq_lens"]
+    assert names[:4] == ["counts", "rows", "query_start", "seq_lens"]
     assert names[-3:] == ["token_ids", "positions", "slot_mapping"]
-    ends = [start + size for _, start, size in engine.core.layout()]
+    # Every array begins on a cache line, right after the one before.
+    ends = [-(-(start + size) // 32) * 32 for _, start, size in engine.core.layout()]
     assert [start for _, start, _ in engine.core.layout()] == [0, *ends[:-1]]
     assert ends[-1] == engine.core.arena_len()
 

@@ -12,6 +12,7 @@ import numpy as np
 MAX_NUM_SEQS = 6
 MAX_TOKENS = 64
 _SIZES = {
+    "counts": 16,
     "rows": MAX_NUM_SEQS,
     "query_start": MAX_NUM_SEQS + 1,
     "seq_lens": MAX_NUM_SEQS,
@@ -68,11 +69,11 @@ class PlanWriter:
         offset, entries = 0, []
         for name, size in _SIZES.items():
             entries.append((name, offset, size))
-            offset += size
+            offset += -(-size // 32) * 32
         return entries
 
     def arena_len(self) -> int:
-        return sum(_SIZES.values())
+        return sum(-(-size // 32) * 32 for size in _SIZES.values())
 
     def attach(self, arenas: list[tuple[int, int]], results: list[tuple[int, int]], owner: object) -> None:
         def view(pointer: int, count: int) -> np.ndarray[Any, Any]:
@@ -112,8 +113,8 @@ class PlanWriter:
             bans: (logits row, token).
             block_size: tokens a block.
         """
-        arena = self._step % 3
         self._step += 1
+        arena = self._step % 3
         memory = self._arenas[arena]
         memory[:] = -77
         positions, slots, starts = [], [], [0]
@@ -124,6 +125,24 @@ class PlanWriter:
             starts.append(len(positions))
         logits = logits if logits is not None else [(row, slot) for row, (slot, _, _) in enumerate(work)]
         written: dict[str, list[int]] = {
+            "counts": [
+                len(positions),
+                len(work),
+                sum(len(tokens) == 1 for _, tokens, _ in work),
+                len(logits),
+                len(new_blocks),
+                len(copies),
+                0,
+                len(new_params or {}),
+                len(bans),
+                0,
+                max(first + len(tokens) for _, tokens, first in work),
+                max(len(tokens) for _, tokens, _ in work),
+                self._step,
+                0,
+                0,
+                0,
+            ],
             "rows": [slot for slot, _, _ in work],
             "query_start": starts,
             "seq_lens": [first + len(tokens) for _, tokens, first in work],

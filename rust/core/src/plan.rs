@@ -8,6 +8,10 @@ use crate::error::{Error, Result};
 pub const PARAM_LEN: usize = 16;
 /// Arenas in the ring.
 pub const NUM_ARENAS: usize = 3;
+/// Elements between the starts of arrays: a multiple of it, so that each begins a cache line of a device.
+pub const ALIGNMENT: usize = 32;
+/// Integers of the first array, which says how much of the others is filled.
+pub const NUM_COUNTS: usize = 16;
 
 /// One step: how much of each plan array is filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +46,33 @@ pub struct StepPlan {
     pub max_query_len: usize,
 }
 
+impl StepPlan {
+    /// The array `counts`, by which a device knows the plan: the fields from `num_tokens` on in their order, then the
+    /// low 31 bits of the step's number, then zeros.
+    #[must_use]
+    pub fn counts(&self) -> [i32; NUM_COUNTS] {
+        let counts = [
+            self.num_tokens,
+            self.num_rows,
+            self.num_decode_rows,
+            self.num_logits,
+            self.num_table_updates,
+            self.num_block_copies,
+            self.num_swaps,
+            self.num_param_updates,
+            self.num_bans,
+            self.num_groups,
+            self.max_seq_len,
+            self.max_query_len,
+            (self.step & i32::MAX as u64) as usize,
+            0,
+            0,
+            0,
+        ];
+        counts.map(|count| count as i32)
+    }
+}
+
 /// One array's place in an arena, in int32 elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArrayLayout {
@@ -67,7 +98,8 @@ macro_rules! arrays {
                 let mut sizes = layout.iter();
                 $(
                     let size = sizes.next().map_or(0, |array| array.capacity);
-                    let ($name, after) = rest.split_at_mut(size);
+                    let (padded, after) = rest.split_at_mut(size.next_multiple_of(ALIGNMENT));
+                    let $name = &mut padded[..size];
                     rest = after;
                 )*
                 let _ = rest;
@@ -80,6 +112,7 @@ macro_rules! arrays {
 }
 
 arrays!(
+    counts,
     rows,
     query_start,
     seq_lens,
@@ -123,6 +156,7 @@ impl Layout {
             .iter()
             .map(|&name| {
                 let capacity = match name {
+                    "counts" => NUM_COUNTS,
                     "query_start" | "group_starts" => rows + 1,
                     "param_values" => rows * PARAM_LEN,
                     "ban_logits" | "ban_tokens" => bans,
@@ -131,7 +165,7 @@ impl Layout {
                     _ => rows,
                 };
                 let array = ArrayLayout { name, offset, capacity };
-                offset += capacity;
+                offset += capacity.next_multiple_of(ALIGNMENT);
                 array
             })
             .collect();
@@ -182,6 +216,12 @@ impl<'a> PlanWriter<'a> {
         arrays.query_start[0] = 0;
         arrays.group_starts[0] = 0;
         Ok(Self { arrays, plan: StepPlan { step, arena: index, ..StepPlan::default() } })
+    }
+
+    /// Nothing follows: leave the counts in the arena.
+    pub(crate) fn finish(self) -> StepPlan {
+        self.arrays.counts.copy_from_slice(&self.plan.counts());
+        self.plan
     }
 
     /// Begin a row; its tokens follow.

@@ -51,7 +51,7 @@ impl Core {
         self.step = step;
         self.stats.steps += 1;
         self.open.push_back(open);
-        Ok(Some(writer.plan))
+        Ok(Some(writer.finish()))
     }
 
     fn choose_decode_rows(&mut self, writer: &mut PlanWriter<'_>, open: &mut OpenStep) {

@@ -2,6 +2,7 @@
 
 mod support;
 
+use octavo_core::plan::ALIGNMENT;
 use octavo_core::{Config, Core, Error, Policy, RequestSpec, Stats, StepPlan};
 use support::VOCAB;
 
@@ -82,6 +83,31 @@ impl Bench {
 
 fn prompt(len: u32, family: u32) -> Vec<u32> {
     (0..len).map(|i| (i * 3 + family * 11 + 1) % VOCAB as u32).collect()
+}
+
+#[test]
+fn arrays_begin_on_cache_lines_and_the_first_counts_the_others() {
+    let mut bench = Bench::new(config());
+    let mut end = 0;
+    for array in bench.core.layout().arrays() {
+        assert_eq!(array.offset % ALIGNMENT, 0, "{}", array.name);
+        assert!((end..end + ALIGNMENT).contains(&array.offset), "{}", array.name);
+        end = array.offset + array.capacity;
+    }
+    assert!((end..end + ALIGNMENT).contains(&bench.core.layout().arena_len()));
+    assert_eq!(bench.core.layout().arrays()[0].name, "counts");
+
+    bench.submit(1, &prompt(6, 0), 3);
+    bench.submit(2, &prompt(5, 1), 3);
+    let (plan, _) = bench.step(1);
+    let updates = plan.num_table_updates as i32;
+    assert_eq!(
+        bench.array(&plan, "counts"),
+        [11, 2, 0, 2, updates, 0, 0, 2, 0, 0, 6, 6, 1, 0, 0, 0]
+    );
+    let (plan, _) = bench.step(1);
+    assert_eq!(bench.array(&plan, "counts")[..4], [2, 2, 2, 2]);
+    assert_eq!(bench.array(&plan, "counts")[12], 2);
 }
 
 #[test]

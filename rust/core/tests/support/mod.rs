@@ -70,6 +70,7 @@ impl Device {
     pub(crate) fn run(&mut self, plan: &StepPlan, arena: &[i32]) -> Vec<i32> {
         let layout = self.layout.clone();
         let array = |name| layout.slice(arena, name);
+        assert_eq!(array("counts"), plan.counts());
         for i in 0..plan.num_table_updates {
             let block = array("table_blocks")[i] as usize;
             assert!(block > 0 && block < self.config.num_blocks);
