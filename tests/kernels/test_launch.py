@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from octavo.kernels.launch import compile_only, compiling, launch
+
+
+class Kernel:
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def run(self, *args: Any, grid: tuple[int, ...], warmup: bool, **options: Any) -> None:
+        self.calls.append((args, grid, warmup, options))
+
+
+def test_launch_runs_or_compiles_as_its_context_says() -> None:
+    kernel = Kernel()
+    launch(kernel, (3, 2), "x", 7, BLOCK=16, num_warps=4)
+    with compile_only():
+        assert compiling()
+        launch(kernel, (3,), "y", BLOCK=32)
+    launch(kernel, (1,), "z")
+    assert kernel.calls == [
+        (("x", 7), (3, 2), False, {"BLOCK": 16, "num_warps": 4}),
+        (("y",), (3,), True, {"BLOCK": 32}),
+        (("z",), (1,), False, {}),
+    ]
+
+
+def test_other_threads_go_on_running_kernels() -> None:
+    seen = []
+    with compile_only():
+        thread = threading.Thread(target=lambda: seen.append(compiling()))
+        thread.start()
+        thread.join()
+    assert seen == [False]
+
+
+def test_an_error_ends_compile_only() -> None:
+    with pytest.raises(ValueError, match="a kernel's"), compile_only():
+        raise ValueError("a kernel's")
+    assert not compiling()
