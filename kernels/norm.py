@@ -1,0 +1,130 @@
+"""RMS norm, alone and after the residual's sum: one program a row, so a row's bits never depend on the others."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from octavo.kernels.compile_case import CompileCase
+
+__all__ = ["add_rms_norm", "compile_cases", "norm_warps", "rms_norm"]
+
+_MAX_BLOCK = 16384
+_ELEMENTS_A_WARP = 256
+
+
+@triton.jit
+def _summed(x, residual, offsets, valid, ADD: tl.constexpr):
+    """What is normed, in float32; with ADD the rounded sum, stored where the residual was."""
+    value = tl.load(x + offsets, mask=valid, other=0.0)
+    if ADD:
+        dtype = value.dtype
+        total = value.to(tl.float32) + tl.load(residual + offsets, mask=valid, other=0.0).to(tl.float32)
+        value = total.to(dtype)
+        tl.store(residual + offsets, value, mask=valid)
+    return value.to(tl.float32)
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, eps, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+):
+    """Store rms_norm(x[row] (+ residual[row])) * weight."""
+    start = tl.program_id(0).to(tl.int64) * COLUMNS
+    x, residual, out = x_ptr + start, residual_ptr + start, out_ptr + start
+    dtype = out_ptr.dtype.element_ty
+    offsets = tl.arange(0, BLOCK)
+    if BLOCK >= COLUMNS:
+        valid = offsets < COLUMNS
+        weight = tl.load(weight_ptr + offsets, mask=valid, other=0.0)
+        value = _summed(x, residual, offsets, valid, ADD)
+        factor = tl.rsqrt(tl.sum(value * value, axis=0) / COLUMNS + eps)
+        tl.store(out + offsets, (value * factor).to(dtype).to(tl.float32) * weight, mask=valid)
+    else:
+        squares = tl.zeros([BLOCK], dtype=tl.float32)
+        for column in range(0, COLUMNS, BLOCK):
+            value = _summed(x, residual, column + offsets, column + offsets < COLUMNS, ADD)
+            squares += value * value
+        factor = tl.rsqrt(tl.sum(squares, axis=0) / COLUMNS + eps)
+        # What other threads stored of the sums is read below.
+        tl.debug_barrier()
+        for column in range(0, COLUMNS, BLOCK):
+            valid = column + offsets < COLUMNS
+            weight = tl.load(weight_ptr + column + offsets, mask=valid, other=0.0)
+            source = residual if ADD else x
+            value = tl.load(source + column + offsets, mask=valid, other=0.0).to(tl.float32)
+            tl.store(out + column + offsets, (value * factor).to(dtype).to(tl.float32) * weight, mask=valid)
+
+
+def norm_warps(columns: int) -> tuple[int, int]:
+    """(block, warps) of rows of a width; never of the number of rows, which would change the order of the sums."""
+    block = min(triton.next_power_of_2(columns), _MAX_BLOCK)
+    return block, max(1, min(16, block // _ELEMENTS_A_WARP))
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float, rows: int) -> None:
+    """Store rms_norm(x[:rows]) * weight, as `reference.rms_norm`.
+
+    Args:
+        x: [rows or more, n], contiguous.
+        weight: float32[n].
+        out: as x.
+        eps: added to the mean of the squares.
+        rows: to compute.
+    """
+    _launch(x, x, weight, out, eps, rows, add=False)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float, rows: int
+) -> None:
+    """Add x to the residual, rounded to their dtype, and store rms_norm(residual) * weight, of the first rows.
+
+    Args:
+        x: [rows or more, n], contiguous.
+        residual: as x.
+        weight: float32[n].
+        out: as x.
+        eps: added to the mean of the squares.
+        rows: to compute.
+    """
+    _launch(x, residual, weight, out, eps, rows, add=True)
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+    rows: int,
+    *,
+    add: bool,
+) -> None:
+    columns = weight.shape[0]
+    block, warps = norm_warps(columns)
+    _rms_norm_kernel[(rows,)](
+        x,
+        residual,
+        weight,
+        out,
+        eps,
+        COLUMNS=columns,
+        BLOCK=block,
+        ADD=add,
+        num_warps=warps,
+        enable_fp_fusion=False,
+    )
+
+
+def compile_cases(capability: int) -> list[CompileCase]:
+    """Widths of small, middle and very large models."""
+    cases = []
+    for dtype, columns in (("bf16", 1024), ("fp16", 4096), ("bf16", 5120), ("bf16", 16384), ("fp32", 18432)):
+        block, warps = norm_warps(columns)
+        for add in (False, True):
+            pointers = dict.fromkeys(("x_ptr", "residual_ptr", "out_ptr"), f"*{dtype}")
+            constants = {"COLUMNS": columns, "BLOCK": block, "ADD": add}
+            arguments = pointers | {"weight_ptr": "*fp32", "eps": "fp32"}
+            cases.append(CompileCase(_rms_norm_kernel, arguments, constants, num_warps=warps))
+    return cases
