@@ -123,11 +123,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         if not isinstance(salt, str) or len(salt) > 128 or "\0" in salt or not _is_unicode(salt):
             raise _refuse("cache_salt", salt, "is not a text of at most 128 characters without NUL")
         for field in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            if not isinstance(getattr(self, field), bool):
+            if type(getattr(self, field)) is not bool:
                 raise _refuse(field, getattr(self, field), "is neither True nor False")
 
     def _check_number(self, field: str, low: float, high: float) -> float:
         value: Any = getattr(self, field)
+        if type(value) is float and low <= value <= high:
+            return value
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise _refuse(field, value, "is not a finite number")
         if not low <= value <= high:
@@ -136,6 +138,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
     def _check_integer(self, field: str, low: int, high: int) -> None:
         value: Any = getattr(self, field)
+        if type(value) is int and low <= value <= high:
+            return
         if isinstance(value, bool) or not isinstance(value, int):
             raise _refuse(field, value, "is not a whole number")
         if not low <= value <= high:

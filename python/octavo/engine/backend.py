@@ -24,13 +24,12 @@ from octavo.engine.protocol import (
     ProtocolError,
     Ready,
     Rejected,
-    Request,
     Stats,
     StatsQuery,
     StepOutputs,
     encode_frame,
 )
-from octavo.engine.requests import submissions, submit
+from octavo.engine.requests import CheckedRequest, submissions, submit_checked
 from octavo.errors import EngineDead, OctavoError
 from octavo.runner.interface import ModelInfo
 
@@ -57,7 +56,7 @@ class Backend(Protocol):
     model: ModelInfo
     tokenizer: Tokenizer | None
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[CheckedRequest]) -> None:
         """Queue all of them, or none.
 
         Raises:
@@ -120,12 +119,12 @@ class LocalBackend:
             cpu_set_num_threads(num_threads)
             raise
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[CheckedRequest]) -> None:
         """Queue all of them, or none."""
         now_us = time.monotonic_ns() // 1000
         for count, request in enumerate(requests):
             try:
-                submit(self._loop.core, request, now_us)
+                submit_checked(self._loop.core, request, now_us)
             except OctavoError:
                 self.abort([request.request_id for request in requests[:count]])
                 raise
@@ -191,11 +190,11 @@ class WorkerBackend:
             raise
         return backend
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[CheckedRequest]) -> None:
         """Queue all of them, or none."""
         if not requests:
             return
-        for message in submissions(requests, batch=True):
+        for message in submissions([request.to_send() for request in requests], batch=True):
             self._send(message)
         while True:
             reply = self._receive()

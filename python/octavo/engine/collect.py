@@ -9,10 +9,10 @@ from octavo.engine.outputs import CompletionOutput, OutputDelta, RequestOutput, 
 from octavo.engine.protocol import StepOutputs
 from octavo.sampling_params import SamplingParams
 
-__all__ = ["RequestState", "apply"]
+__all__ = ["FINISH_REASONS", "RequestState", "apply", "stop_reason", "token_logprobs"]
 
 _State = TypeVar("_State", bound="RequestState")
-_FINISH_REASONS = (None, "stop", "length")
+FINISH_REASONS = (None, "stop", "length")
 _NO_STOP_REASON = -(1 << 31)
 
 
@@ -57,6 +57,15 @@ class RequestState:
         answer = self._answers[index]
         if not answer.token_ids and answer.finish_reason is None:
             self._fresh.append(index)
+        return answer
+
+    def add(self, index: int, token_ids: list[int], text: str, num_cached_tokens: int) -> _Answer:
+        """Give an answer what several steps brought; for readers that only take the whole output."""
+        answer = self._answers[index]
+        answer.token_ids += token_ids
+        if text:
+            answer.pieces.append(text)
+        self.num_cached_tokens = num_cached_tokens
         return answer
 
     def finish_early(self, reason: str) -> None:
@@ -135,11 +144,12 @@ def apply(outputs: StepOutputs, states: Mapping[int, _State]) -> list[tuple[int,
             if end > begin:
                 answer.pieces.append(text[begin:end].decode())
             if answer.logprobs is not None:
-                answer.logprobs.append(_token_logprobs(outputs, event, token_ids[event], state.num_logprobs))
+                answer.logprobs.append(token_logprobs(outputs, event, token_ids[event], state.num_logprobs))
             finish = finish_reasons[event]
             if finish:
-                answer.finish_reason = _FINISH_REASONS[finish]
-                answer.stop_reason = _stop_reason(outputs, event, finish, state.stop_texts)
+                answer.finish_reason = FINISH_REASONS[finish]
+                reason = memoryview(outputs.stop_reasons).cast("i")[event]
+                answer.stop_reason = stop_reason(finish, reason, state.stop_texts)
                 state.num_unfinished -= 1
             state.num_cached_tokens = cached_tokens[event]
             touched[request_id] = state
@@ -147,15 +157,14 @@ def apply(outputs: StepOutputs, states: Mapping[int, _State]) -> list[tuple[int,
     return list(touched.items())
 
 
-def _stop_reason(outputs: StepOutputs, event: int, finish: int, stop_texts: list[str]) -> int | str | None:
-    """The stop text or token that ended an answer, if the request named it."""
-    reason = memoryview(outputs.stop_reasons).cast("i")[event]
+def stop_reason(finish: int, reason: int, stop_texts: list[str]) -> int | str | None:
+    """The stop text or token that ended an answer, if the request named it; numbers as in `octavo._core.Frame`."""
     if finish != 1 or reason == _NO_STOP_REASON:
         return None
     return stop_texts[-1 - reason] if reason < 0 else reason
 
 
-def _token_logprobs(outputs: StepOutputs, event: int, token_id: int, count: int) -> TokenLogprobs:
+def token_logprobs(outputs: StepOutputs, event: int, token_id: int, count: int) -> TokenLogprobs:
     """Log probabilities of one event; a step carries as many columns as its greediest request asked for."""
     columns = outputs.logprobs
     if columns is None:

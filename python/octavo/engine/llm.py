@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from octavo.config import EngineConfig
 from octavo.engine.backend import Backend, LocalBackend, WorkerBackend
-from octavo.engine.collect import RequestState, apply
+from octavo.engine.collect import RequestState
+from octavo.engine.gather import Gatherer
 from octavo.engine.interrupt import DeferredInterrupt
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.progress import ProgressBar
-from octavo.engine.requests import RequestMaker
+from octavo.engine.requests import CheckedRequest, RequestMaker
 from octavo.errors import EngineDead, InvalidRequest
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.engine.protocol import Request
     from octavo.runner.interface import ModelInfo
     from octavo.text.tokenizer import Tokenizer
 
@@ -156,28 +156,27 @@ class LLM:
         self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], show: bool
     ) -> list[RequestOutput]:
         states: dict[int, RequestState] = {}
-        requests: list[Request] = []
-        for (text, ids), one in zip(prompts, params, strict=True):
-            number = self._last_id + 1 + len(requests)
-            requests.append(self._requests.make(number, ids, one))
-            states[number] = RequestState(str(number), text, list(ids), one)
+        requests: list[CheckedRequest] = []
+        last: SamplingParams | None = None
+        for number, ((text, ids), one) in enumerate(zip(prompts, params, strict=True), self._last_id + 1):
+            requests.append(self._requests.check(number, ids, one, same_params=one is last))
+            states[number] = RequestState(str(number), text, ids, one)
+            last = one
         self._last_id += len(requests)
-        num_tokens, begun = 0, time.monotonic()
-        ordered = list(states.values())
-        with DeferredInterrupt() as interrupt, ProgressBar("Answers", len(ordered), enabled=show) as bar:
+        gatherer = Gatherer(states)
+        begun = time.monotonic()
+        with DeferredInterrupt() as interrupt, ProgressBar("Answers", len(states), enabled=show) as bar:
             try:
                 self._backend.submit(requests)
-                while states:
+                while gatherer.num_unfinished:
                     outputs = self._backend.step()
                     if outputs is not None:
-                        for number, state in apply(outputs, states):
-                            if state.num_unfinished == 0:
-                                del states[number]
-                        num_tokens += len(outputs.token_ids) // 4
-                        speed = num_tokens / max(time.monotonic() - begun, 1e-6)
-                        bar.update(len(ordered) - len(states), f"{speed:,.0f} tokens/s")
+                        gatherer.add(outputs)
+                        if bar.due():
+                            speed = gatherer.num_tokens / max(time.monotonic() - begun, 1e-6)
+                            bar.update(len(states) - gatherer.num_unfinished, f"{speed:,.0f} tokens/s")
                     if interrupt.pending:
-                        self._backend.abort(list(states))
+                        self._backend.abort(gatherer.unfinished())
                         raise KeyboardInterrupt
             except InvalidRequest:
                 raise
@@ -185,12 +184,15 @@ class LLM:
                 if not (isinstance(error, KeyboardInterrupt) and interrupt.pending and not interrupt.forced):
                     self._reason = f"the engine failed: {type(error).__name__}: {error}"
                 raise
-        return [state.output() for state in ordered]
+        gatherer.fold()
+        return [state.output() for state in states.values()]
 
     # -------------------------------------------------------- prompts
 
     def _parse(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Text, if any, and token ids of a prompt."""
+        """Text, if any, and token ids of a prompt, in a list of their own."""
+        if type(prompt) is list:
+            return None, prompt.copy()
         if isinstance(prompt, Mapping):
             if prompt.get("prompt_token_ids") is not None:
                 return prompt.get("prompt"), list(prompt["prompt_token_ids"])

@@ -37,9 +37,13 @@ class ProgressBar:
         self._label, self._total = label, total
         self.update(done)
 
+    def due(self) -> bool:
+        """Whether `update` would show anything."""
+        return self._enabled and (self._bar is not None or time.monotonic() >= self._show_at)
+
     def update(self, done: int, note: str = "") -> None:
         """Show how much is done, and a note beside it."""
-        if not self._enabled or (self._bar is None and time.monotonic() < self._show_at):
+        if not self.due():
             return
         if self._bar is None:
             self._open()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from octavo.engine.protocol import Request, Submit
 from octavo.errors import ContextLengthExceeded, InvalidRequest
@@ -16,13 +17,42 @@ from octavo.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from octavo._core import Core
 
-__all__ = ["RequestMaker", "submissions", "submit"]
+__all__ = ["CheckedRequest", "RequestMaker", "submissions", "submit", "submit_checked"]
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(SamplingParams)
 _MESSAGE_BYTES = 1 << 20
 _GREEDY_BELOW = 1e-5
 _MASK = (1 << 64) - 1
+
+
+class CheckedRequest(msgspec.Struct, frozen=True, gc=False):
+    """A request that passed the client's checks, and what its caller left open.
+
+    Attributes:
+        request_id: chosen by the client, never used twice.
+        prompt: int32 token ids.
+        params: the caller's own, never changed here; the fields below stand in for those of the same names.
+    """
+
+    request_id: int
+    prompt: bytes
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+
+    def to_send(self) -> Request:
+        """The request as a message to the engine's process."""
+        filled = msgspec.structs.replace(
+            self.params,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+        )
+        return Request(self.request_id, self.prompt, msgspec.Raw(_ENCODER.encode(filled)))
 
 
 class RequestMaker:
@@ -63,21 +93,36 @@ class RequestMaker:
             InvalidRequest: empty prompt, an id outside the vocabulary, parameters out of range.
             ContextLengthExceeded: no room for one token after the prompt.
         """
+        return self.check(request_id, prompt, params).to_send()
+
+    def check(
+        self, request_id: int, prompt: Sequence[int], params: SamplingParams, *, same_params: bool = False
+    ) -> CheckedRequest:
+        """As `make`, for an engine in this process: nothing is encoded.
+
+        Args:
+            request_id: as of `CheckedRequest`.
+            prompt: token ids.
+            params: what the caller asks for.
+            same_params: the last request's were the same object, so their ranges need no second look.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded: as `make`.
+        """
         ids = self._check_prompt(prompt)
-        params.validate()
+        if not same_params:
+            params.validate()
         room = self._info.max_model_len - len(ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        seed = params.seed
-        if seed is None:
-            seed = self._draw_seed()
-        filled = msgspec.structs.replace(
+        return CheckedRequest(
+            request_id,
+            ids.tobytes(),
             params,
-            seed=seed,
-            max_tokens=max_tokens,
-            min_tokens=min(params.min_tokens, max_tokens),
-            temperature=params.temperature if params.temperature >= _GREEDY_BELOW else 0.0,
+            self._draw_seed() if params.seed is None else params.seed,
+            max_tokens,
+            min(params.min_tokens, max_tokens),
+            params.temperature if params.temperature >= _GREEDY_BELOW else 0.0,
         )
-        return Request(request_id, ids.tobytes(), msgspec.Raw(_ENCODER.encode(filled)))
 
     def _check_prompt(self, prompt: Sequence[int]) -> array[int]:
         """The prompt's ids as int32."""
@@ -90,11 +135,11 @@ class RequestMaker:
             ) from None
         if not ids:
             raise InvalidRequest("prompt: is empty; give one token or more", "prompt")
-        low, high = min(ids), max(ids)
-        if low < 0 or high >= self._info.vocab_size:
+        # As unsigned numbers negative ids are above every vocabulary: one pass finds both.
+        if np.frombuffer(ids, np.uint32).max() >= self._info.vocab_size:
+            wrong = next(token for token in ids if not 0 <= token < self._info.vocab_size)
             raise InvalidRequest(
-                f"prompt: token id {low if low < 0 else high} is outside the vocabulary; "
-                f"ids go from 0 to {self._info.vocab_size - 1}",
+                f"prompt: token id {wrong} is outside the vocabulary; ids go from 0 to {self._info.vocab_size - 1}",
                 "prompt",
             )
         if len(ids) >= limit:
@@ -141,21 +186,39 @@ def submit(core: Core, request: Request, arrival_us: int) -> None:
         raise InvalidRequest(f"sampling parameters: {error}") from None
     if params.max_tokens is None or params.seed is None:
         raise InvalidRequest("sampling parameters: max_tokens and seed must be filled in before a request is submitted")
+    submit_checked(
+        core,
+        CheckedRequest(
+            request.request_id,
+            request.prompt,
+            params,
+            params.seed,
+            params.max_tokens,
+            params.min_tokens,
+            params.temperature,
+        ),
+        arrival_us,
+    )
+
+
+def submit_checked(core: Core, request: CheckedRequest, arrival_us: int) -> None:
+    """As `submit`, of a request that took no way through a socket."""
+    params = request.params
     core.submit(
         request.request_id,
         request.prompt,
         arrival_us=arrival_us,
         n=params.n,
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        temperature=params.temperature,
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        temperature=request.temperature,
         top_p=params.top_p,
         top_k=max(params.top_k, 0),
         min_p=params.min_p,
         repetition_penalty=params.repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
-        seed=params.seed & _MASK,
+        seed=request.seed & _MASK,
         logprobs=-1 if params.logprobs is None else params.logprobs,
         stop_token_ids=params.stop_token_ids,
         stop=[text.encode() for text in params.stop],
