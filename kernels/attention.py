@@ -1,0 +1,232 @@
+"""What the attention kernels share: shape, places in the paged cache, and the arithmetic of one tile and one chunk.
+
+A row's answer must not depend on which kernel computes it, nor on what is computed beside it. So decode, shared-prefix
+and prompt kernels walk the keys alike: the absolute positions are cut into chunks of `CHUNK`, these into tiles. A
+chunk is a fresh online softmax over its tiles in order (Milakov and Gimelshein, arXiv 1805.02867); chunks are merged
+in order. A tile or chunk of which a query sees nothing leaves its sums as they are, bit for bit, so a kernel may visit
+more tiles than a row needs. Sums over keys are tensor-core products (that of the weights is one with ones), whose
+order no layout changes. Launches turn off the contraction of products and sums: every fused one here is spelled out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from octavo.errors import ConfigError
+
+__all__ = [
+    "CHUNK",
+    "HEAD_DIMS",
+    "AttentionShape",
+    "attend_tile",
+    "finish",
+    "load_dims",
+    "merge_chunk",
+    "merge_factors",
+    "position_offsets",
+    "row_sum",
+]
+
+CHUNK = 256
+"""Positions of a chunk. Part of the answer's bits."""
+
+HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What does not change while a model runs.
+
+    Attributes:
+        num_heads: query heads.
+        num_kv_heads: key and value heads; divides num_heads.
+        head_dim: one of `HEAD_DIMS`.
+        block_size: positions of a cache block, a multiple of 16.
+        scale: factor of the scores, above 0.
+        softcap: scores become softcap * tanh(score / softcap); 0 for none.
+        alibi: slope * (key's position - query's) is added to the scores.
+        kv_fp8: the cache is float8_e4m3fn.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    scale: float
+    softcap: float = 0.0
+    alibi: bool = False
+    kv_fp8: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what the kernels cannot do.
+
+        Raises:
+            ConfigError: for such a model or block size.
+        """
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_attention_heads: {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}"
+            )
+        if self.head_dim not in HEAD_DIMS:
+            raise ConfigError(
+                f"head_dim: {self.head_dim} has no kernel on a GPU; use a model of one of {HEAD_DIMS}, or `device: cpu`"
+            )
+        if self.block_size % 16:
+            raise ConfigError(f"block_size: {self.block_size} is not a multiple of 16; use 16 or 32")
+
+    @property
+    def group(self) -> int:
+        """Query heads of a kv head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def tile(self) -> int:
+        """Positions of a tile. Part of the answer's bits."""
+        return 64 if self.head_dim <= 128 else 32
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """Powers of two that hold head_dim together; the second is 0 where the first does."""
+        return {64: (64, 0), 80: (64, 16), 96: (64, 32), 192: (128, 64), 256: (256, 0)}.get(self.head_dim, (128, 0))
+
+    @property
+    def width(self) -> int:
+        """Elements of a token's q, k and v together."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+
+@triton.jit
+def position_offsets(
+    table,
+    positions,
+    visible,
+    kv_head,
+    block_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """Elements from the cache's start to the keys at positions [TILE] of one kv head: int64 [TILE].
+
+    table: pointer to the sequence's int32 block ids. visible: bool [TILE]; what is not gets block 0, to be masked.
+    block_stride: elements of a block, keys and values of all heads. Its values lie block_stride / 2 further.
+    """
+    block = tl.load(table + positions // BLOCK_SIZE, mask=visible, other=0)
+    inside = kv_head * (BLOCK_SIZE * HEAD_DIM) + positions % BLOCK_SIZE * HEAD_DIM
+    return block.to(tl.int64) * block_stride + inside
+
+
+@triton.jit
+def load_dims(
+    base, offsets, visible, DTYPE: tl.constexpr, FIRST: tl.constexpr, DIMS: tl.constexpr, HEAD_DIM: tl.constexpr
+):
+    """Dimensions FIRST .. FIRST + DIMS of the vectors at base + offsets [N]: DTYPE [N, DIMS], 0 where not visible [N].
+
+    A cache of uint8 holds e4m3 codes, for devices that cannot load the type.
+    """
+    dims = FIRST + tl.arange(0, DIMS)
+    mask = visible[:, None]
+    if FIRST + DIMS > HEAD_DIM:
+        mask = mask & (dims < HEAD_DIM)[None, :]
+    x = tl.load(base + offsets[:, None] + dims[None, :], mask=mask, other=0)
+    if x.dtype == tl.uint8:
+        return _decode_e4m3(x, DTYPE)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def _decode_e4m3(code, DTYPE: tl.constexpr):
+    """The numbers of e4m3 codes, exact for all finite ones: their bits shifted into the wider type, rebiased."""
+    wide = code.to(tl.uint16)
+    if tl.bfloat16 == DTYPE:
+        bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 4)
+        return (bits.to(tl.bfloat16, bitcast=True).to(tl.float32) * 1.329227995784916e36).to(DTYPE)  # 2^120
+    bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return (bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0).to(DTYPE)
+
+
+@triton.jit
+def attend_tile(
+    q0,
+    q1,
+    k0,
+    k1,
+    v0,
+    v1,
+    m,
+    total,
+    acc0,
+    acc1,
+    visible,
+    distance,
+    slopes,
+    scale,
+    D1: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """One tile of the online softmax.
+
+    q0 [M, D0], q1 [M, D1] and k0, v0 [TILE, D0], k1, v1 [TILE, D1] are the parts of the head (None or anything for the
+    second where D1 is 0), of one dtype. m float32 [M]: the largest score so far, times log2 e, -inf before the first
+    tile. total float32 [M, 16]: sum of the weights so far, in every column. acc0, acc1 float32: weighted values so far.
+    visible: bool [M or 1, TILE], used where MASKED. distance: key's position less the query's, [M or 1, TILE], and
+    slopes float32 [M], used where ALIBI. scale: of the scores, times the scale of an fp8 key.
+
+    Returns:
+        (m, total, acc0, acc1) after the tile.
+    """
+    s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
+    if D1 > 0:
+        s = tl.dot(q1, tl.trans(k1), s, input_precision="ieee")
+    if SOFTCAP > 0 or ALIBI:
+        s = s * scale
+        if SOFTCAP > 0:
+            # tanh(x) = 1 - 2 / (exp(2x) + 1), which neither overflows nor turns into NaN.
+            s = SOFTCAP * (1.0 - 2.0 / (tl.exp2(s * (2.0 * 1.4426950408889634 / SOFTCAP)) + 1.0))
+        if ALIBI:
+            s = tl.fma(slopes[:, None], distance.to(tl.float32), s)
+        factor = 1.4426950408889634
+    else:
+        factor = scale * 1.4426950408889634
+    if MASKED:
+        s = tl.where(visible, s, float("-inf"))
+    top = tl.maximum(m, tl.max(s, 1) * factor)
+    finite = tl.where(top == float("-inf"), 0.0, top)
+    p = tl.exp2(tl.fma(s, factor, -finite[:, None]))
+    alpha = tl.exp2(m - finite)
+    p = p.to(v0.dtype)
+    ones = tl.full([v0.shape[0], 16], 1.0, v0.dtype)
+    total = tl.dot(p, ones, total * alpha[:, None], input_precision="ieee")
+    acc0 = tl.dot(p, v0, acc0 * alpha[:, None], input_precision="ieee")
+    if D1 > 0:
+        acc1 = tl.dot(p, v1, acc1 * alpha[:, None], input_precision="ieee")
+    return top, total, acc0, acc1
+
+
+@triton.jit
+def row_sum(total):
+    """Sum of the weights [M] out of the 16 equal columns that `attend_tile` keeps."""
+    return tl.max(total, 1)
+
+
+@triton.jit
+def merge_factors(m_all, m):
+    """Factors of the merged chunks and of the next, and their new maximum: (new, old factor, next factor), all [M]."""
+    top = tl.maximum(m_all, m)
+    finite = tl.where(top == float("-inf"), 0.0, top)
+    return top, tl.exp2(m_all - finite), tl.exp2(m - finite)
+
+
+@triton.jit
+def merge_chunk(merged, old, part, new):
+    """The sum merged * old + part * new, of one shape: how sums and weighted values of the next chunk join those before."""
+    return tl.fma(merged, old, part * new)
+
+
+@triton.jit
+def finish(acc, total, v_scale, DTYPE: tl.constexpr):
+    """The output [M, D] of merged values acc and weights total [M]; v_scale is that of fp8 values, 1 without."""
+    return (acc / total[:, None] * v_scale).to(DTYPE)
