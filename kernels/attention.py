@@ -129,7 +129,7 @@ def load_dims(
     mask = visible[:, None]
     if FIRST + DIMS > HEAD_DIM:
         mask = mask & (dims < HEAD_DIM)[None, :]
-    x = tl.load(base + offsets[:, None] + dims[None, :], mask=mask, other=0)
+    x = tl.load(base + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
     if x.dtype == tl.uint8:
         return _decode_e4m3(x, DTYPE)
     return x.to(DTYPE)
@@ -222,7 +222,7 @@ def merge_factors(m_all, m):
 
 @triton.jit
 def merge_chunk(merged, old, part, new):
-    """The sum merged * old + part * new, of one shape: how sums and weighted values of the next chunk join those before."""
+    """The sum merged * old + part * new, of one shape: how the next chunk joins those before it."""
     return tl.fma(merged, old, part * new)
 
 
