@@ -1,0 +1,98 @@
+"""Compiles kernels ahead, in threads, while the weights load."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any
+
+from octavo.kernels.launch import compile_only
+
+__all__ = ["KernelCompiler"]
+
+_LOG = logging.getLogger("octavo.runner.warm")
+_MAX_THREADS = 16
+
+
+class _Loading(Executor):
+    """An executor of compilations that then brings what was compiled to the device.
+
+    Triton leaves to a kernel's first launch that the module is loaded and the C function that launches it is built,
+    which takes as long as compiling it.
+    """
+
+    def __init__(self, pool: Executor, device: int | None) -> None:
+        self._pool = pool
+        self._device = device
+        self.submitted = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As `Executor.submit`."""
+        self.submitted += 1
+        return self._pool.submit(self._run, fn, *args, **kwargs)
+
+    def _run(self, compile_kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._device is not None:
+            import torch
+
+            torch.cuda.set_device(self._device)
+        kernel = compile_kernel(*args, **kwargs)
+        if self._device is not None:
+            # Reading the property is what loads it.
+            _ = kernel.run
+        return kernel
+
+
+class KernelCompiler:
+    """Compiles what some calls launch. Compiled kernels are kept in Triton's cache on disk (`TRITON_CACHE_DIR`).
+
+    What it misses is compiled when it is first launched, so a failure costs time only; it is logged.
+
+    Args:
+        calls: makes every call that service will make, on any tensors of the right dtypes: `launch` runs nothing. It
+            is called in a thread of its own.
+        device: index of the CUDA device that kernels are loaded on; None where there is none.
+
+    Attributes:
+        num_kernels: different kernels found, once `wait` has returned.
+        error: why not all are compiled, once `wait` has returned; None when all are.
+    """
+
+    def __init__(self, calls: Callable[[], None], device: int | None) -> None:
+        self.num_kernels = 0
+        self.error: Exception | None = None
+        self._calls = calls
+        self._device = device
+        self._thread = threading.Thread(target=self._run, name="octavo-compile", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until everything is compiled."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._compile()
+        except Exception as error:
+            self.error = error
+            _LOG.warning("kernels are compiled when they are first used, as compiling them ahead failed", exc_info=True)
+
+    def _compile(self) -> None:
+        import triton
+
+        if self._device is not None:
+            import torch
+
+            torch.cuda.set_device(self._device)
+        threads = max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0))))
+        with ThreadPoolExecutor(threads, thread_name_prefix="octavo-compile") as pool:
+            executor = _Loading(pool, self._device)
+            # Triton before 3.5 has no such mode: kernels are then compiled one after another, in this thread.
+            mode = getattr(triton, "AsyncCompileMode", None)
+            with contextlib.nullcontext() if mode is None else mode(executor), compile_only():
+                self._calls()
+            self.num_kernels = executor.submitted

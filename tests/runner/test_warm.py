@@ -1,0 +1,71 @@
+"""Kernels that are compiled ahead are those that service launches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from octavo.kernels.launch import compiling
+from octavo.runner.warm import KernelCompiler
+
+
+def run(case: str, caches: Path) -> tuple[dict[str, Any], str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(caches)
+    program = Path(__file__).with_name("warm_process.py")
+    done = subprocess.run(
+        [sys.executable, str(program), case], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_what_is_compiled_ahead_is_what_is_launched(tmp_path: Path) -> None:
+    # Two dtypes, two blocks, a count that 16 divides and one that it does not.
+    expected = {
+        "error": "NoneType",
+        "found": 8,
+        "binaries": 8,
+        "found_in_service": 0,
+        "compiled_in_service": 0,
+    }
+    assert run("right", tmp_path)[0] == expected
+    # A second process finds all of them on the disk.
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.cubin")}
+    assert run("right", tmp_path)[0] == expected
+    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.cubin")}
+
+
+def test_a_kernel_that_does_not_compile_is_told_and_hinders_no_other(tmp_path: Path) -> None:
+    report, log = run("wrong", tmp_path)
+    assert report["error"] == "CompilationError"
+    assert report["binaries"] == 8
+    assert "compiling them ahead failed" in log
+    assert "there_is_no_such_value" in log
+
+
+def test_calls_are_made_in_a_thread_that_only_compiles() -> None:
+    seen: list[tuple[bool, bool]] = []
+    compiler = KernelCompiler(
+        lambda: seen.append((compiling(), threading.current_thread() is threading.main_thread())), None
+    )
+    compiler.wait()
+    assert seen == [(True, False)]
+    assert compiler.error is None
+    assert compiler.num_kernels == 0
+
+
+def test_calls_that_fail_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    def calls() -> None:
+        raise ValueError("a wrapper's mistake")
+
+    compiler = KernelCompiler(calls, None)
+    compiler.wait()
+    assert isinstance(compiler.error, ValueError)
+    assert "a wrapper's mistake" in caplog.text
