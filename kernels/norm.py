@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
+from octavo.kernels.launch import launch
 
 __all__ = ["add_rms_norm", "compile_cases", "norm_warps", "rms_norm"]
 
@@ -63,7 +64,7 @@ def norm_warps(columns: int) -> tuple[int, int]:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float, rows: int) -> None:
-    """Store rms_norm(x[:rows]) * weight, as `reference.rms_norm`.
+    """Norm the first rows, as `reference.rms_norm` does.
 
     Args:
         x: [rows or more, n], contiguous.
@@ -78,7 +79,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: floa
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float, rows: int
 ) -> None:
-    """Add x to the residual, rounded to their dtype, and store rms_norm(residual) * weight, of the first rows.
+    """Add the first rows of x to the residual, rounded to their dtype, and norm the sums into out.
 
     Args:
         x: [rows or more, n], contiguous.
@@ -103,7 +104,9 @@ def _launch(
 ) -> None:
     columns = weight.shape[0]
     block, warps = norm_warps(columns)
-    _rms_norm_kernel[(rows,)](
+    launch(
+        _rms_norm_kernel,
+        (rows,),
         x,
         residual,
         weight,

@@ -73,12 +73,14 @@ def rope_and_cache(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     """Norm and turn q (in place) and k, put k and v into their slots.
 
     Args:
         qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim].
-        kv_cache: [blocks, 2, num_kv_heads, block_size, head_dim].
+        kv_cache: [blocks, 2, num_kv_heads, block_size, head_dim], of the dtype of qkv or float8_e4m3fn.
         positions: int [T].
         slot_mapping: int [T], block * block_size + offset; below 0: nothing is written.
         cos_sin: float32 [positions, rotary_dim], cosines then sines.
@@ -87,6 +89,8 @@ def rope_and_cache(
         q_norm: float32[head_dim], the weight of an RMS norm of every query head; None for none.
         k_norm: the same for keys.
         eps: of these norms.
+        k_scale: a float8_e4m3fn cache holds keys divided by it.
+        v_scale: the same for values.
     """
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     heads = qkv.view(qkv.shape[0], -1, head_dim)
@@ -104,8 +108,14 @@ def rope_and_cache(
     written = slot_mapping >= 0
     slots = slot_mapping[written].long()
     block, offset = slots // block_size, slots % block_size
-    kv_cache[block, 0, :, offset] = k[written]
-    kv_cache[block, 1, :, offset] = v[written]
+
+    def stored(x: Tensor, scale: float) -> Tensor:
+        if kv_cache.dtype != torch.float8_e4m3fn:
+            return x
+        return (x.float() / scale).clamp(-448, 448).to(kv_cache.dtype)
+
+    kv_cache[block, 0, :, offset] = stored(k[written], k_scale)
+    kv_cache[block, 1, :, offset] = stored(v[written], v_scale)
 
 
 def attention(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    import torch
 
 # A shell starts background jobs (`make test &`) with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -14,6 +18,30 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Triton's own functions are made for the interpreter or the compiler when it is imported, which any test may do first.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where Triton's kernels run: a GPU where there is one, else the CPU, interpreted."""
+    import torch
+
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return torch.device("cuda")
+    _let_tensors_be_bounds()
+    return torch.device("cpu")
+
+
+def _let_tensors_be_bounds() -> None:
+    """Give the interpreter `range(n)` of a loaded n, which numpy 2.4 refuses: its scalars are arrays of one element."""
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

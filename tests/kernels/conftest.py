@@ -1,11 +1,10 @@
-"""The device and the dtypes of the Triton kernels' tests: a GPU where there is one, else Triton's interpreter."""
+"""The dtypes of the Triton kernels' tests; `device` is a fixture of tests/conftest.py."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-import pytest
 import torch
 
 # Set by tests/conftest.py before anything imports Triton.
@@ -24,12 +23,6 @@ if INTERPRETED:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = _patch_with_index
-
-
-@pytest.fixture
-def device() -> torch.device:
-    """Where the Triton kernels run."""
-    return torch.device("cpu" if INTERPRETED else "cuda")
 
 
 def pytest_generate_tests(metafunc: Any) -> None:

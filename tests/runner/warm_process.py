@@ -1,7 +1,5 @@
 """What test_warm.py runs in a process of its own, where Triton compiles: prints a JSON object."""
 
-# ruff: noqa: N803 - constexpr arguments carry capitals
-
 from __future__ import annotations
 
 import json
