@@ -1,0 +1,127 @@
+"""Dense layers on a GPU: which product of ours or of cuBLAS computes one, with one arithmetic at every row count."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+from octavo.kernels.activation import act_and_mul
+from octavo.kernels.launch import compiling
+from octavo.kernels.linear_skinny import skinny_gated, skinny_product
+from octavo.kernels.linear_tables import cublas_is_invariant, skinny_tile, tiled_tile
+from octavo.kernels.linear_tiled import tiled_product
+
+__all__ = ["Dense", "configure_cublas"]
+
+_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+_REDUCED = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+
+
+def configure_cublas() -> Callable[[], None]:
+    """Hold cuBLAS to one arithmetic: no split of K and float32 sums, so that a row's bits do not depend on the others.
+
+    For the process. The workspaces' sizes are read from the environment when the first cuBLAS handle is made, so call
+    this before any product on the GPU; with room for nothing, no kernel that needs a workspace to split K is chosen.
+
+    Returns:
+        Puts torch's settings back as they were (the environment stays).
+    """
+    os.environ.update(_ENVIRONMENT)
+    matmul = torch.backends.cuda.matmul
+    before = {name: (getattr(matmul, name), getattr(matmul, f"{name}_split_k", True)) for name in _REDUCED}
+    library = torch.backends.cuda.preferred_blas_library()
+    tf32 = matmul.allow_tf32
+    # A pair, of reduced sums and of the split of K, since torch 2.10.
+    pairs = hasattr(matmul, f"{_REDUCED[0]}_split_k")
+
+    def apply(reduced: dict[str, tuple[bool, bool]], library: str | object, tf32: bool) -> None:
+        torch.backends.cuda.preferred_blas_library(library)  # type: ignore[arg-type]
+        for name, pair in reduced.items():
+            setattr(matmul, name, pair if pairs else pair[0])
+        matmul.allow_tf32 = tf32
+
+    apply(dict.fromkeys(_REDUCED, (False, False)), "cublaslt", False)
+    return lambda: apply(before, library, tf32)
+
+
+class Dense:
+    """A dense layer y = x @ weight.T + bias.
+
+    Every way of computing it that a card uses sums K in order, 16 at a time, in float32, so that a row's bits are the
+    same at every number of rows. float32 weights go to cuBLAS, whose float32 kernels promise no such thing.
+
+    Attributes:
+        weight: [N, K].
+        bias: [N] or None.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """Take the tensors as they are.
+
+        Args:
+            weight: [N, K], contiguous, float32, bfloat16 or float16.
+            bias: [N] of the same dtype, or None.
+        """
+        self.weight = weight
+        self.bias = bias
+        self._transposed = weight.t()
+        # A tensor in no memory stands for one on the card in use.
+        on_card = weight.device.type != "cpu" and torch.cuda.is_available()
+        self._capability = torch.cuda.get_device_capability() if on_card else (0, 0)
+        self._ours = weight.dtype != torch.float32 and not cublas_is_invariant(self._capability)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory the layer takes."""
+        return sum(tensor.nbytes for tensor in (self.weight, self.bias) if tensor is not None)
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+        """Store x @ weight.T + bias of the first rows.
+
+        Args:
+            x: [rows or more, K], contiguous.
+            out: [rows or more, N], contiguous, of x's dtype or float32, which takes the sums unrounded.
+            rows: to compute; a graph's bucket, so the way is chosen once a graph.
+        """
+        n, k = self.weight.shape
+        half = self.weight.dtype != torch.float32
+        tile = skinny_tile(self._capability, n, k, rows, gated=False) if half else None
+        if tile is not None:
+            skinny_product(x, self.weight, self.bias, out, rows, tile)
+        elif self._ours:
+            tiled_product(x, self.weight, self.bias, out, rows, tiled_tile(self._capability, n, k, rows))
+        elif not compiling():
+            self._cublas(x[:rows], out[:rows])
+
+    def gated(self, x: torch.Tensor, scratch: torch.Tensor, out: torch.Tensor, rows: int, activation: str) -> None:
+        """Store activation(gate) * up of the first rows, gate and up being the halves of the layer's product.
+
+        Gate and up are rounded to x's dtype first, whether one kernel or two compute this: the bits are the same.
+
+        Args:
+            x: [rows or more, K], contiguous.
+            scratch: [rows or more, N], contiguous, of x's dtype; what it holds afterwards is not defined.
+            out: [rows or more, N / 2], contiguous, of x's dtype.
+            rows: to compute.
+            activation: "silu", "gelu" or "gelu_tanh".
+        """
+        n, k = self.weight.shape
+        tile = None
+        if self.weight.dtype != torch.float32 and self.bias is None:
+            tile = skinny_tile(self._capability, n // 2, k, rows, gated=True)
+        if tile is not None:
+            skinny_gated(x, self.weight, out, rows, tile, activation)
+        else:
+            self.forward(x, scratch, rows)
+            act_and_mul(scratch, out, rows, activation)
+
+    def _cublas(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        if out.dtype != x.dtype:
+            torch.mm(x, self._transposed, out_dtype=out.dtype, out=out)
+            if self.bias is not None:
+                out += self.bias
+        elif self.bias is None:
+            torch.mm(x, self._transposed, out=out)
+        else:
+            torch.addmm(self.bias, x, self._transposed, out=out)

@@ -1,0 +1,116 @@
+"""Products by tiles, y[M, N] = x[M, K] @ W[N, K]^T, where cuBLAS cannot be held to one arithmetic.
+
+Every tile sums K 64 at a time and in order, 16 to an instruction, whatever its height: a row's bits do not depend on
+the number of rows. Tile height, width, warps and stages are free.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from octavo.kernels.compile_case import CompileCase
+from octavo.kernels.launch import launch
+from octavo.kernels.linear_tables import TiledTile, tiled_tile
+
+__all__ = ["DEPTH", "compile_cases", "tiled_product"]
+
+DEPTH = 64
+"""Of K a step, the same in every tile."""
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _tiled_kernel(
+    x_ptr,  # [>= rows, K]
+    w_ptr,  # [N, K]
+    bias_ptr,  # [N] where HAS_BIAS
+    out_ptr,  # [>= rows, N]
+    rows,
+    N,
+    K,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,  # tiles of rows that pass over W together
+    EVEN_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """Store x @ W^T (+ bias)."""
+    program = tl.program_id(0)
+    tiles_m = tl.cdiv(rows, BM)
+    tiles_n = tl.cdiv(N, BN)
+    # GROUP tiles of rows share the tiles of W that they walk over, which then come from L2.
+    group = program // (GROUP * tiles_n)
+    height = tl.minimum(tiles_m - group * GROUP, GROUP)
+    inside = program % (GROUP * tiles_n)
+    tile_m = group * GROUP + inside % height
+    tile_n = inside // height
+    m = tile_m * BM + tl.arange(0, BM)
+    n = tile_n * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    # Rows past the end read a row that is there: what they give is not stored.
+    x_rows = x_ptr + tl.where(m < rows, m, 0).to(tl.int64)[:, None] * K
+    w_rows = w_ptr + tl.where(n < N, n, 0).to(tl.int64)[None, :] * K
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for step in tl.range(0, K, BK):
+        if EVEN_K:
+            x = tl.load(x_rows + (step + k)[None, :])
+            w = tl.load(w_rows + (step + k)[:, None])
+        else:
+            x = tl.load(x_rows + (step + k)[None, :], mask=(step + k < K)[None, :], other=0.0)
+            w = tl.load(w_rows + (step + k)[:, None], mask=(step + k < K)[:, None], other=0.0)
+        acc = tl.dot(x, w, acc, input_precision="ieee")
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    out = out_ptr + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(m < rows)[:, None] & (n < N)[None, :])
+
+
+def tiled_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, rows: int, tile: TiledTile
+) -> None:
+    """Store x @ weight.T + bias of the first rows.
+
+    Args:
+        x: [rows or more, K], contiguous.
+        weight: [N, K] of x's dtype, contiguous; K a multiple of 16.
+        bias: [N] or None.
+        out: [rows or more, N], contiguous, of x's dtype or float32.
+        rows: to compute.
+        tile: how the product is cut.
+    """
+    n, k = weight.shape
+    launch(
+        _tiled_kernel,
+        (triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.columns),),
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        rows,
+        n,
+        k,
+        BM=tile.rows,
+        BN=tile.columns,
+        BK=DEPTH,
+        GROUP=tile.group,
+        EVEN_K=k % DEPTH == 0,
+        HAS_BIAS=bias is not None,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        enable_fp_fusion=False,
+    )
+
+
+def compile_cases(capability: int) -> list[CompileCase]:
+    """Every tile of the table, at the shapes of a small and a middle model."""
+    cases = {}
+    for n, rows in ((1024, 1), (4096, 32), (28672, 64), (1024, 512), (28672, 8192)):
+        tile = tiled_tile(divmod(capability, 10), n, 4096, rows)
+        even = rows != 512
+        pointers = dict.fromkeys(("x_ptr", "w_ptr", "bias_ptr", "out_ptr"), "*bf16" if even else "*fp16")
+        arguments = pointers | dict.fromkeys(("rows", "N", "K"), "i32")
+        constants = {"BM": tile.rows, "BN": tile.columns, "BK": DEPTH, "GROUP": tile.group}
+        constants |= {"EVEN_K": even, "HAS_BIAS": not even}
+        cases[tile] = CompileCase(_tiled_kernel, arguments, constants, tile.warps, tile.stages, aligned=("N", "K"))
+    return list(cases.values())

@@ -1,0 +1,217 @@
+"""The Triton products and the dense layer of GPUs against float64."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from octavo.kernels import reference
+from octavo.kernels.activation import act_and_mul
+from octavo.kernels.linear import Dense, configure_cublas
+from octavo.kernels.linear_skinny import skinny_gated, skinny_product
+from octavo.kernels.linear_tables import SkinnyTile, TiledTile, cublas_is_invariant, skinny_tile, tiled_tile
+from octavo.kernels.linear_tiled import tiled_product
+
+SKINNY = [
+    SkinnyTile(False, 16, 16, 32, 1, 3),
+    SkinnyTile(False, 64, 32, 64, 4, 3),
+    SkinnyTile(True, 8, 16, 64, 1, 4),
+    SkinnyTile(True, 16, 64, 32, 4, 3),
+]
+TILED = [TiledTile(16, 32, 2, 3), TiledTile(64, 64, 4, 3)]
+UNTOUCHED = 7.0
+
+
+def random(*shape: int, dtype: torch.dtype, device: torch.device, spread: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(shape, generator=generator) * spread).to(dtype).to(device)
+
+
+def operands(
+    rows: int, n: int, k: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x [rows + 1, k] whose last row is poison, weight [n, k], bias [n]."""
+    x = random(rows + 1, k, dtype=dtype, device=device)
+    x[rows] = torch.nan
+    return x, random(n, k, dtype=dtype, device=device, spread=k**-0.5), random(n, dtype=dtype, device=device)
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    y = x.double() @ weight.double().T
+    return y if bias is None else y + bias.double()
+
+
+def assert_close(out: torch.Tensor, expected: torch.Tensor, rows: int) -> None:
+    """The first rows rounded once from sums in float32; the rest untouched."""
+    digits = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-22}[out.dtype]
+    torch.testing.assert_close(out[:rows].double(), expected[:rows], atol=4e-6, rtol=1.01 * digits)
+    assert (out[rows:] == UNTOUCHED).all()
+
+
+def untouched(rows: int, n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((rows + 1, n), UNTOUCHED, dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize("tile", SKINNY, ids=str)
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 32, 64), (3, 40, 80), (8, 16, 16), (7, 70, 208)])
+def test_skinny_product(tile: SkinnyTile, rows: int, n: int, k: int, device: torch.device, dtype: torch.dtype) -> None:
+    x, weight, bias = operands(rows, n, k, dtype, device)
+    for used in (None, bias):
+        for out_dtype in {dtype, torch.float32}:
+            out = untouched(rows, n, out_dtype, device)
+            skinny_product(x, weight, used, out, rows, tile)
+            assert_close(out, exact(x, weight, used), rows)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9, 16, 17, 31, 33, 48, 63, 64])
+def test_skinny_product_of_any_few_rows(rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    x, weight, bias = operands(rows, 24, 48, dtype, device)
+    out = untouched(rows, 24, dtype, device)
+    tile = skinny_tile((8, 0), 24, 48, rows, gated=False)
+    assert tile is not None
+    skinny_product(x, weight, bias, out, rows, tile)
+    assert_close(out, exact(x, weight, bias), rows)
+
+
+@pytest.mark.parametrize("tile", TILED, ids=str)
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 64, 64), (37, 40, 80), (64, 32, 16), (100, 72, 192)])
+def test_tiled_product(tile: TiledTile, rows: int, n: int, k: int, device: torch.device, dtype: torch.dtype) -> None:
+    x, weight, bias = operands(rows, n, k, dtype, device)
+    for used, out_dtype in ((None, dtype), (bias, torch.float32)):
+        out = untouched(rows, n, out_dtype, device)
+        tiled_product(x, weight, used, out, rows, tile)
+        assert_close(out, exact(x, weight, used), rows)
+
+
+@pytest.mark.parametrize("tile", SKINNY, ids=str)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_fused_gate_and_up_store_what_the_separate_kernels_store(
+    tile: SkinnyTile, activation: str, device: torch.device, dtype: torch.dtype
+) -> None:
+    rows, n, k = 5, 40, 80
+    x, weight, _ = operands(rows, 2 * n, k, dtype, device)
+    fused, separate = untouched(rows, n, dtype, device), untouched(rows, n, dtype, device)
+    skinny_gated(x, weight, fused, rows, tile, activation)
+    both = torch.empty(rows + 1, 2 * n, dtype=dtype, device=device)
+    skinny_product(x, weight, None, both, rows, tile)
+    act_and_mul(both, separate, rows, activation)
+    # The interpreter's float32 products are NumPy's, whose order of sums depends on a column's place.
+    if dtype == torch.float32:
+        torch.testing.assert_close(fused, separate, atol=1e-6, rtol=2e-6)
+    else:
+        assert fused.equal(separate)
+    digits = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2e-6}[dtype]
+    expected = reference.act_and_mul(both[:rows].float(), activation)
+    torch.testing.assert_close(fused[:rows].float(), expected, atol=digits / 8, rtol=1.5 * digits)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "k"), [(1024, 3072), (4096, 1024), (136, 80)])
+def test_our_products_have_the_same_bits_in_every_tile_of_a_kind(
+    n: int, k: int, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Tiles of fewer than 64 rows, which use one instruction on every card."""
+    x, weight, bias = operands(300, n, k, dtype, device)
+    whole = torch.empty(300, n, dtype=torch.float32, device=device)
+    tiled_product(x, weight, bias, whole, 300, TiledTile(32, 64, 4, 3))
+    for rows in (1, 2, 15, 16, 31):
+        for tile in SKINNY:
+            if tile.rows < rows or 64 in (tile.rows, tile.columns):
+                continue
+            out = torch.empty(rows, n, dtype=torch.float32, device=device)
+            skinny_product(x, weight, bias, out, rows, tile)
+            assert out.equal(whole[:rows]), (rows, tile)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("n", "k"), [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (6144, 4096), (4096, 14336), (32000, 1024)]
+)
+def test_a_row_has_the_same_bits_alone_and_among_others(
+    n: int, k: int, bias: bool, device: torch.device, dtype: torch.dtype
+) -> None:
+    restore = configure_cublas()
+    try:
+        x, weight, offsets = operands(2048, n, k, dtype, device)
+        dense = Dense(weight, offsets if bias else None)
+        for out_dtype in (dtype, torch.float32):
+            alone, together = (torch.empty(2048, n, dtype=out_dtype, device=device) for _ in range(2))
+            dense.forward(x, alone, 1)
+            for rows in (2, 7, 8, 16, 31, 32, 64, 65, 96, 128, 129, 256, 1000, 2048):
+                dense.forward(x, together, rows)
+                assert together[0].equal(alone[0]), rows
+            assert_close(together[:2047], exact(x, weight, dense.bias)[:2047], 2047)
+    finally:
+        restore()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "k"), [(3072, 1024), (14336, 4096)])
+def test_gated_has_the_same_bits_at_every_number_of_rows(
+    n: int, k: int, device: torch.device, dtype: torch.dtype
+) -> None:
+    restore = configure_cublas()
+    try:
+        x, weight, _ = operands(256, 2 * n, k, dtype, device)
+        dense = Dense(weight)
+        scratch = torch.empty(256, 2 * n, dtype=dtype, device=device)
+        alone, together = (torch.empty(256, n, dtype=dtype, device=device) for _ in range(2))
+        dense.gated(x, scratch, alone, 1, "silu")
+        for rows in (2, 8, 16, 32, 64, 128, 256):
+            dense.gated(x, scratch, together, rows, "silu")
+            assert together[0].equal(alone[0]), rows
+    finally:
+        restore()
+
+
+@pytest.mark.parametrize("rows", [1, 20, 70])
+def test_dense_and_gated(rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    x, weight, bias = operands(rows, 48, 80, dtype, device)
+    restore = configure_cublas()
+    try:
+        dense = Dense(weight, bias)
+        out = untouched(rows, 48, dtype, device)
+        dense.forward(x, out, rows)
+        assert_close(out, exact(x, weight, bias), rows)
+        scratch, activated = untouched(rows, 48, dtype, device), untouched(rows, 24, dtype, device)
+        dense.gated(x, scratch, activated, rows, "silu")
+    finally:
+        restore()
+    expected = reference.act_and_mul(out[:rows], "silu")
+    torch.testing.assert_close(activated[:rows].float(), expected.float(), atol=1e-3, rtol=2**-6)
+    assert (activated[rows:] == UNTOUCHED).all()
+    assert dense.num_bytes == weight.nbytes + bias.nbytes
+
+
+def test_tables_cover_every_number_of_rows() -> None:
+    for capability in ((0, 0), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)):
+        for n, k in ((1024, 2048), (6144, 1024), (28672, 4096), (151936, 1024)):
+            for rows in (1, 8, 16, 17, 32, 33, 64, 65, 128, 4096):
+                for gated in (False, True):
+                    tile = skinny_tile(capability, n, k, rows, gated=gated)
+                    assert tile is None or tile.rows >= rows
+                assert tiled_tile(capability, n, k, rows).rows >= 16
+    assert not cublas_is_invariant((8, 9))
+    assert cublas_is_invariant((9, 0))
+
+
+def test_cublas_settings_can_be_put_back() -> None:
+    program = """
+import os, torch
+from octavo.kernels.linear import configure_cublas
+matmul = torch.backends.cuda.matmul
+def settings():
+    return (str(torch.backends.cuda.preferred_blas_library()), matmul.allow_bf16_reduced_precision_reduction,
+            matmul.allow_fp16_reduced_precision_reduction, matmul.allow_tf32)
+matmul.allow_tf32 = True
+before = settings()
+restore = configure_cublas()
+assert settings() == ("_BlasBackend.Cublaslt", False, False, False), settings()
+assert os.environ["CUBLASLT_WORKSPACE_SIZE"] == "1"
+restore()
+assert settings() == before, settings()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
