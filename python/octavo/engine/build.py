@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,8 +49,11 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
     from octavo.runner import build_runner
 
     source = resolve_model(config.model, progress=progress)
-    runner, info = build_runner(config, source, progress)
-    tokenizer = load_tokenizer(config, source)
+    with ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer") as thread:
+        # Weights load for longer than a tokenizer, and mostly without the interpreter.
+        reading = thread.submit(load_tokenizer, config, source)
+        runner, info = build_runner(config, source, progress)
+        tokenizer = reading.result()
     table = None
     if tokenizer is not None:
         table = tokenizer.token_table(info.vocab_size)
