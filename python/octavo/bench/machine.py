@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 __all__ = ["machine"]
+
+_TOOL_TIMEOUT_S = 30.0
 
 
 def machine() -> dict[str, Any]:
@@ -16,6 +21,7 @@ def machine() -> dict[str, Any]:
 
     info = _core.cpu_info()
     return {
+        "gpus": _gpus(),
         "processor": _field(Path("/proc/cpuinfo"), "model name") or platform.processor(),
         "architecture": platform.machine(),
         "isa": info["isa"],
@@ -25,7 +31,29 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "build": _core.build_info()["profile"],
         "python": platform.python_version(),
+        "torch": _version("torch"),
+        "triton": _version("triton"),
     }
+
+
+def _gpus() -> list[str]:
+    """Name, memory and driver of each GPU, as NVIDIA's tool tells them; importing torch for it would take seconds."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return told.stdout.strip().splitlines() if told.returncode == 0 else []
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _field(path: Path, name: str) -> str:
