@@ -20,13 +20,17 @@ __all__ = [
     "CHUNK",
     "HEAD_DIMS",
     "AttentionShape",
+    "accumulate",
     "attend_tile",
     "finish",
     "load_dims",
+    "log2_factor",
     "merge_chunk",
     "merge_factors",
     "position_offsets",
     "row_sum",
+    "score_tile",
+    "weigh_tile",
 ]
 
 CHUNK = 256
@@ -147,6 +151,61 @@ def _decode_e4m3(code, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def log2_factor(scale, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
+    """What `score_tile`'s scores are to be multiplied with to be logarithms to base 2."""
+    if SOFTCAP > 0 or ALIBI:
+        factor = scale * 0.0 + 1.4426950408889634
+    else:
+        factor = scale * 1.4426950408889634
+    return factor
+
+
+@triton.jit
+def score_tile(q0, q1, k0, k1, distance, slopes, scale, D1: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
+    """Scores [M, TILE] of queries q0 [M, D0], q1 [M, D1] and keys k0 [TILE, D0], k1 [TILE, D1], yet without `scale`
+    where neither softcap nor ALiBi needs it. The second parts count where D1 is not 0.
+    """
+    s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
+    if D1 > 0:
+        s = tl.dot(q1, tl.trans(k1), s, input_precision="ieee")
+    if SOFTCAP > 0 or ALIBI:
+        s = s * scale
+        if SOFTCAP > 0:
+            # tanh(x) = 1 - 2 / (exp(2x) + 1), which neither overflows nor turns into NaN.
+            s = SOFTCAP * (1.0 - 2.0 / (tl.exp2(s * (2.0 * 1.4426950408889634 / SOFTCAP)) + 1.0))
+        if ALIBI:
+            s = tl.fma(slopes[:, None], distance.to(tl.float32), s)
+    return s
+
+
+@triton.jit
+def weigh_tile(s, m, factor, DTYPE: tl.constexpr):
+    """Weights of scores s [M, TILE], -inf where not visible, after scores of at most m [M].
+
+    Returns:
+        (p, alpha, m): DTYPE weights [M, TILE], the factor [M] of the sums so far (0 for m of -inf), the new maximum.
+    """
+    top = tl.maximum(m, tl.max(s, 1) * factor)
+    finite = tl.where(top == float("-inf"), 0.0, top)
+    p = tl.exp2(tl.fma(s, factor, -finite[:, None]))
+    return p.to(DTYPE), tl.exp2(m - finite), top
+
+
+@triton.jit
+def accumulate(p, alpha, v0, v1, total, acc0, acc1, D1: tl.constexpr):
+    """The sums of weights and of weighted values times alpha, with a tile's added.
+
+    A sum times 0 is to be a fresh sum's 0, not -0: hence the fused form.
+    """
+    ones = tl.full([v0.shape[0], 16], 1.0, v0.dtype)
+    total = tl.dot(p, ones, tl.fma(total, alpha[:, None], 0.0), input_precision="ieee")
+    acc0 = tl.dot(p, v0, tl.fma(acc0, alpha[:, None], 0.0), input_precision="ieee")
+    if D1 > 0:
+        acc1 = tl.dot(p, v1, tl.fma(acc1, alpha[:, None], 0.0), input_precision="ieee")
+    return total, acc0, acc1
+
+
+@triton.jit
 def attend_tile(
     q0,
     q1,
@@ -178,32 +237,12 @@ def attend_tile(
     Returns:
         (m, total, acc0, acc1) after the tile.
     """
-    s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
-    if D1 > 0:
-        s = tl.dot(q1, tl.trans(k1), s, input_precision="ieee")
-    if SOFTCAP > 0 or ALIBI:
-        s = s * scale
-        if SOFTCAP > 0:
-            # tanh(x) = 1 - 2 / (exp(2x) + 1), which neither overflows nor turns into NaN.
-            s = SOFTCAP * (1.0 - 2.0 / (tl.exp2(s * (2.0 * 1.4426950408889634 / SOFTCAP)) + 1.0))
-        if ALIBI:
-            s = tl.fma(slopes[:, None], distance.to(tl.float32), s)
-        factor = 1.4426950408889634
-    else:
-        factor = scale * 1.4426950408889634
+    s = score_tile(q0, q1, k0, k1, distance, slopes, scale, D1, SOFTCAP, ALIBI)
     if MASKED:
         s = tl.where(visible, s, float("-inf"))
-    top = tl.maximum(m, tl.max(s, 1) * factor)
-    finite = tl.where(top == float("-inf"), 0.0, top)
-    p = tl.exp2(tl.fma(s, factor, -finite[:, None]))
-    alpha = tl.exp2(m - finite)
-    p = p.to(v0.dtype)
-    ones = tl.full([v0.shape[0], 16], 1.0, v0.dtype)
-    total = tl.dot(p, ones, total * alpha[:, None], input_precision="ieee")
-    acc0 = tl.dot(p, v0, acc0 * alpha[:, None], input_precision="ieee")
-    if D1 > 0:
-        acc1 = tl.dot(p, v1, acc1 * alpha[:, None], input_precision="ieee")
-    return top, total, acc0, acc1
+    p, alpha, m = weigh_tile(s, m, log2_factor(scale, SOFTCAP, ALIBI), v0.dtype)
+    total, acc0, acc1 = accumulate(p, alpha, v0, v1, total, acc0, acc1, D1)
+    return m, total, acc0, acc1
 
 
 @triton.jit
