@@ -12,18 +12,6 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 # The interpreter has no bfloat16 arithmetic, and rounds to it by cutting off.
 DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.bfloat16, torch.float16]
 
-if INTERPRETED:
-    from triton.runtime import interpreter
-
-    _patch_tensor = interpreter._patch_lang_tensor
-
-    def _patch_with_index(tensor: Any, scope: Any) -> None:
-        """Triton 3.6 takes range()'s bounds by int() of arrays of one element, which NumPy 2.4 refuses."""
-        _patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = _patch_with_index
-
 
 def pytest_generate_tests(metafunc: Any) -> None:
     """Run a test that takes `dtype` without saying which in every model dtype of the device."""

@@ -117,8 +117,8 @@ class CpuKvCache:
         self.layers = [layer.ctypes.data for layer in self._memory]
         self.num_bytes = self._memory.nbytes
 
-    def copy_blocks(self, sources: IntArray, destinations: IntArray) -> None:
-        """As `KvCache.copy_blocks`."""
+    def copy_blocks(self, sources: IntArray, destinations: IntArray, counts: None = None) -> None:
+        """As `KvCache.copy_blocks`, of all that are given."""
         self._memory[:, destinations] = self._memory[:, sources]
 
     def close(self) -> None:
@@ -226,9 +226,10 @@ class CpuOperations:
             softcap=self.spec.attention_softcap,
         )
 
-    def act_and_mul(self, gate_up: int, out: int, rows: int) -> None:
-        """As `Operations.act_and_mul`."""
-        _core.cpu_act_and_mul(gate_up, out, rows, self._intermediate_size, self.spec.activation, self.dtype)
+    def gated(self, linear: _core.PackedLinear, source: int, scratch: int, activated: int, rows: int) -> None:
+        """As `Operations.gated`."""
+        linear.forward(source, scratch, rows)
+        _core.cpu_act_and_mul(scratch, activated, rows, self._intermediate_size, self.spec.activation, self.dtype)
 
     def scale(self, x: Array, factor: float) -> None:
         """As `Operations.scale`."""

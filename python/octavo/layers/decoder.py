@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from octavo.layers.operations import Buffer, IntArray, KvCache, Linear, Memory, Operations, StepInputs
+from octavo.layers.operations import Buffer, KvCache, Linear, Memory, Operations, StepInputs
 from octavo.layers.spec import DecoderSpec
 
 __all__ = ["Decoder", "DecoderLayer", "DecoderWeights"]
@@ -143,20 +143,19 @@ class Decoder:
     def _mlp(self, layer: DecoderLayer, slices: list[tuple[int, Buffer, Buffer]], rows: int) -> None:
         """The layer's MLP, a slice of rows at a time."""
         mlp_rows, gate_up, activated = self._mlp_rows, self._gate_up, self._activated
-        act_and_mul = self.operations.act_and_mul
+        gated = self.operations.gated
         for start, source, target in slices:
             count = min(mlp_rows, rows - start)
             if count <= 0:
                 break
-            layer.gate_up.forward(source, gate_up, count)
-            act_and_mul(gate_up, activated, count)
+            gated(layer.gate_up, source, gate_up, activated, count)
             layer.down.forward(activated, target, count)
 
-    def compute_logits(self, indices: IntArray) -> Memory:
+    def compute_logits(self, indices: Memory) -> Memory:
         """Finish the last layer for some of the tokens of the last `forward`, and take their logits.
 
         Args:
-            indices: int32[n] into the step's tokens, n at most `head_rows`.
+            indices: int32[n] into the step's tokens, on the device; n at most `head_rows`.
 
         Returns:
             float32 [n, vocab_size], overwritten by the next call.

@@ -75,8 +75,11 @@ class KvCache(Protocol):
     layers: list[Buffer]
     num_bytes: int
 
-    def copy_blocks(self, sources: IntArray, destinations: IntArray) -> None:
-        """Copy whole blocks in every layer; no destination is a source."""
+    def copy_blocks(self, sources: Memory, destinations: Memory, counts: Memory | None = None) -> None:
+        """Copy whole blocks, int32 ids, in every layer; no destination is a source.
+
+        Given a plan's counts, the device reads there how many of them to copy.
+        """
         ...
 
     def close(self) -> None:
@@ -131,8 +134,12 @@ class Operations(Protocol):
         """Out [num_tokens, num_heads * head_dim] = causal attention of q over the cached blocks."""
         ...
 
-    def act_and_mul(self, gate_up: Buffer, out: Buffer, rows: int) -> None:
-        """Out [rows, intermediate_size] = activation(gate) * up."""
+    def gated(self, linear: Any, source: Buffer, scratch: Buffer, activated: Buffer, rows: int) -> None:
+        """Activated = activation(gate) * up of linear's product, whose halves gate and up are rounded first.
+
+        Source [rows, K], scratch [rows, 2 * intermediate_size] (of no defined value afterwards), activated
+        [rows, intermediate_size].
+        """
         ...
 
     def scale(self, x: Memory, factor: float) -> None:
@@ -143,6 +150,6 @@ class Operations(Protocol):
         """X = cap * tanh(x / cap), in place."""
         ...
 
-    def gather(self, x: Memory, indices: IntArray, out: Memory) -> None:
-        """out[i] = x[indices[i]]."""
+    def gather(self, x: Memory, indices: Memory, out: Memory) -> None:
+        """out[i] = x[indices[i]], int32 indices."""
         ...

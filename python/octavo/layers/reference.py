@@ -47,8 +47,8 @@ class ReferenceKvCache:
         self.layers = [torch.zeros(shape, dtype=dtype) for _ in range(spec.num_layers)]
         self.num_bytes = sum(layer.nbytes for layer in self.layers)
 
-    def copy_blocks(self, sources: IntArray, destinations: IntArray) -> None:
-        """As `KvCache.copy_blocks`."""
+    def copy_blocks(self, sources: IntArray, destinations: IntArray, counts: None = None) -> None:
+        """As `KvCache.copy_blocks`, of all that are given."""
         source, destination = torch.from_numpy(sources).long(), torch.from_numpy(destinations).long()
         for layer in self.layers:
             layer[destination] = layer[source]
@@ -149,9 +149,17 @@ class ReferenceOperations:
             softcap=spec.attention_softcap,
         ).flatten(1)
 
-    def act_and_mul(self, gate_up: torch.Tensor, out: torch.Tensor, rows: int) -> None:
-        """As `Operations.act_and_mul`."""
-        out[:rows] = reference.act_and_mul(gate_up[:rows], self.spec.activation)
+    def gated(
+        self,
+        linear: ReferenceLinear,
+        source: torch.Tensor,
+        scratch: torch.Tensor,
+        activated: torch.Tensor,
+        rows: int,
+    ) -> None:
+        """As `Operations.gated`."""
+        linear.forward(source, scratch, rows)
+        activated[:rows] = reference.act_and_mul(scratch[:rows], self.spec.activation)
 
     def scale(self, x: torch.Tensor, factor: float) -> None:
         """As `Operations.scale`."""
