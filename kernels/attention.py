@@ -153,17 +153,14 @@ def _decode_e4m3(code, DTYPE: tl.constexpr):
 @triton.jit
 def log2_factor(scale, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
     """What `score_tile`'s scores are to be multiplied with to be logarithms to base 2."""
-    if SOFTCAP > 0 or ALIBI:
-        factor = scale * 0.0 + 1.4426950408889634
-    else:
-        factor = scale * 1.4426950408889634
-    return factor
+    return scale * 0.0 + 1.4426950408889634 if SOFTCAP > 0 or ALIBI else scale * 1.4426950408889634
 
 
 @triton.jit
 def score_tile(q0, q1, k0, k1, distance, slopes, scale, D1: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
-    """Scores [M, TILE] of queries q0 [M, D0], q1 [M, D1] and keys k0 [TILE, D0], k1 [TILE, D1], yet without `scale`
-    where neither softcap nor ALiBi needs it. The second parts count where D1 is not 0.
+    """Scores [M, TILE] of queries q0 [M, D0], q1 [M, D1] and keys k0 [TILE, D0], k1 [TILE, D1].
+
+    The second parts count where D1 is not 0. `scale` is left to `log2_factor` where softcap and ALiBi do not need it.
     """
     s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
     if D1 > 0:
