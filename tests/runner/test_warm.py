@@ -69,3 +69,21 @@ def test_calls_that_fail_are_told(caplog: pytest.LogCaptureFixture) -> None:
     compiler.wait()
     assert isinstance(compiler.error, ValueError)
     assert "a wrapper's mistake" in caplog.text
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_kernels_are_loaded_and_products_started() -> None:
+    import torch
+    from octavo.kernels.norm import rms_norm
+
+    def norm(device: str) -> torch.Tensor:
+        x = torch.ones(3, 208, dtype=torch.bfloat16, device=device)
+        weight, out = torch.ones(208, device=device), torch.empty_like(x)
+        rms_norm(x, weight, out, 0.0, 3)
+        return out
+
+    compiler = KernelCompiler(lambda: norm("meta"), torch.cuda.current_device())
+    compiler.wait()
+    assert compiler.error is None
+    assert compiler.num_kernels == 1
+    assert torch.equal(norm("cuda"), torch.ones(3, 208, dtype=torch.bfloat16, device="cuda"))

@@ -48,7 +48,7 @@ class _Loading(Executor):
 
 
 class KernelCompiler:
-    """Compiles what some calls launch. Compiled kernels are kept in Triton's cache on disk (`TRITON_CACHE_DIR`).
+    """Compiles what some calls launch, and starts cuBLAS. Triton keeps what it compiles on disk (`TRITON_CACHE_DIR`).
 
     What it misses is compiled when it is first launched, so a failure costs time only; it is logged.
 
@@ -62,7 +62,7 @@ class KernelCompiler:
         error: why not all are compiled, once `wait` has returned; None when all are.
     """
 
-    def __init__(self, calls: Callable[[], None], device: int | None) -> None:
+    def __init__(self, calls: Callable[[], object], device: int | None) -> None:
         self.num_kernels = 0
         self.error: Exception | None = None
         self._calls = calls
@@ -90,9 +90,22 @@ class KernelCompiler:
             torch.cuda.set_device(self._device)
         threads = max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0))))
         with ThreadPoolExecutor(threads, thread_name_prefix="octavo-compile") as pool:
+            products = None if self._device is None else pool.submit(_start_products, self._device)
             executor = _Loading(pool, self._device)
             # Triton before 3.5 has no such mode: kernels are then compiled one after another, in this thread.
             mode = getattr(triton, "AsyncCompileMode", None)
             with contextlib.nullcontext() if mode is None else mode(executor), compile_only():
                 self._calls()
             self.num_kernels = executor.submitted
+            if products is not None:
+                products.result()
+
+
+def _start_products(device: int) -> None:
+    """Make a handle of cuBLAS, which torch passes on to whichever thread needs one next, and have its code loaded."""
+    import torch
+
+    with torch.cuda.device(device):
+        x = torch.zeros((16, 16), dtype=torch.float16, device="cuda")
+        torch.mm(x, x)
+        torch.cuda.current_stream().synchronize()
