@@ -36,12 +36,13 @@ class FakeLLM:
 
     short_by = 0
     max_model_len = 4096
+    config = SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048)
     calls: ClassVar[list[list[tuple[int, int]]]] = []
 
     def __init__(self, model: str, **settings: Any) -> None:
         assert model == "fake"
         assert settings["num_blocks"] == 50
-        self.model = SimpleNamespace(max_model_len=self.max_model_len)
+        self.model = SimpleNamespace(max_model_len=self.max_model_len, device="cpu")
 
     def __enter__(self) -> FakeLLM:
         return self
@@ -97,24 +98,23 @@ def test_offline_runs_the_whole_workload_each_time(llm: type[FakeLLM]) -> None:
     assert llm.calls[1:] == [sizes, sizes]
 
 
-def test_latency_takes_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latency_takes_the_difference() -> None:
     # 10 ms for the first token of a batch, 2 ms for each one after it.
-    engine = SimpleNamespace(seconds=lambda requests: 0.010 + 0.002 * (requests[0][1] - 1))
-    monkeypatch.setattr(latency, "offline_engine", lambda config: _context(engine))
-    results = latency.latency(CONFIG, BenchOptions(runs=3, batch=(1, 8)))
+    engine: Any = SimpleNamespace(seconds=lambda requests: 0.010 + 0.002 * (requests[0][1] - 1))
+    results = latency.latency.on(engine, BenchOptions(runs=3, batch=(1, 8)))
     assert results == [{"batch": batch, "ttft_ms": 10.0, "tpot_ms": pytest.approx(2.0), "runs": 3} for batch in (1, 8)]
-    assert latency.demo_latency(CONFIG, BenchOptions(runs=1))[0]["tpot_ms"] == pytest.approx(2.0)
+    assert latency.demo_latency.on(engine, BenchOptions(runs=1))[0]["tpot_ms"] == pytest.approx(2.0)
 
 
-class _context:  # noqa: N801
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __enter__(self) -> object:
-        return self.value
-
-    def __exit__(self, *exception: object) -> None:
-        pass
+def test_a_gpu_is_warmed_up_with_every_number_of_rows(llm: type[FakeLLM]) -> None:
+    fake = llm("fake", num_blocks=50)
+    fake.model = SimpleNamespace(max_model_len=100, device="cuda")
+    fake.config = SimpleNamespace(max_num_seqs=48, max_num_batched_tokens=4096)
+    offline_engine.OfflineEngine(fake).warm_up()  # type: ignore[arg-type]
+    assert [call[0][0] for call in llm.calls[1:-1]] == [16, 32, 64] * 3
+    lengths = [output for _, output in llm.calls[-1]]
+    rows_left = [sum(length > step for length in lengths) for step in range(max(lengths))]
+    assert rows_left == [rows for rows in (48, 40, *range(32, 0, -1)) for _ in range(3)]
 
 
 def test_prefill_leaves_out_what_does_not_fit(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:

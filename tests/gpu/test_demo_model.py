@@ -26,8 +26,8 @@ NUM_PROMPTS, NUM_TOKENS = 20, 48
 # Positions of the longest text compared; every prefix of a text is a prompt of its own.
 MOST_POSITIONS = 160
 NUM_TOP = 20
-# Of two logits in float32 where the answers part. Each of them errs by 0.08 in bfloat16 (root of the mean square), and so
-# does transformers' own: their difference is seldom wrong by more.
+# Of two logits in float32 where the answers part. In bfloat16 each of them errs by 0.08 (root of the mean square), in
+# transformers too: their difference is seldom wrong by more.
 NEAR_TIE = 0.25
 RATIO = 1.5
 

@@ -106,13 +106,14 @@ def run_bench(name: str, config: EngineConfig, options: BenchOptions) -> dict[st
         importlib.import_module(f"octavo.bench.{module}"), function
     )
     where = machine()
+    results = run(config, options)
     return {
         "bench": name,
         "version": __version__,
         "machine": where,
         "model": None if name == "step" else config.model,
         "config": msgspec.to_builtins(config),
-        "results": run(config, options),
+        "results": results,
     }
 
 

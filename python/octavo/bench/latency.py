@@ -7,9 +7,8 @@ from statistics import median
 
 from octavo.bench import workloads
 from octavo.bench.command import BenchOptions, Results, note
-from octavo.bench.offline_engine import OfflineEngine, offline_engine
+from octavo.bench.offline_engine import EngineBench, OfflineEngine
 from octavo.bench.workloads import Request
-from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 
 __all__ = ["demo_latency", "latency", "prefill"]
@@ -20,27 +19,27 @@ _PROMPTS = (512, 2048, 8192)
 _FIRST_TOKEN_REPEAT = 50
 
 
-def latency(config: EngineConfig, options: BenchOptions) -> Results:
+@EngineBench
+def latency(engine: OfflineEngine, options: BenchOptions) -> Results:
     """`batch`, `ttft_ms`, `tpot_ms`: the time of one output token, and a 128th of what 128 more take."""
     results = []
-    with offline_engine(config) as engine:
-        for batch in options.batch or _BATCHES:
-            pairs = [
-                (workloads.latency(batch, 1, repeat), workloads.latency(batch, 129, repeat))
-                for repeat in range(options.runs)
-            ]
-            results.append({"batch": batch, **_first_and_next(engine, pairs, 128)})
+    for batch in options.batch or _BATCHES:
+        pairs = [
+            (workloads.latency(batch, 1, repeat), workloads.latency(batch, 129, repeat))
+            for repeat in range(options.runs)
+        ]
+        results.append({"batch": batch, **_first_and_next(engine, pairs, 128)})
     return results
 
 
-def demo_latency(config: EngineConfig, options: BenchOptions) -> Results:
+@EngineBench
+def demo_latency(engine: OfflineEngine, options: BenchOptions) -> Results:
     """As `latency`, for W2."""
     pairs = []
     for repeat in range(options.runs):
         ((prompt, _),) = workloads.demo("W2", _FIRST_TOKEN_REPEAT + repeat)
         pairs.append(([(prompt, 1)], workloads.demo("W2", repeat)))
-    with offline_engine(config) as engine:
-        return [{"batch": 1, **_first_and_next(engine, pairs, 127)}]
+    return [{"batch": 1, **_first_and_next(engine, pairs, 127)}]
 
 
 def _first_and_next(
@@ -58,28 +57,28 @@ def _first_and_next(
     }
 
 
-def prefill(config: EngineConfig, options: BenchOptions) -> Results:
+@EngineBench
+def prefill(engine: OfflineEngine, options: BenchOptions) -> Results:
     """`prompt_tokens`, `ms`, `tok_s`, for every prompt that fits the model's context.
 
     Raises:
         ConfigError: none fits.
     """
     results = []
-    with offline_engine(config) as engine:
-        fitting = [size for size in _PROMPTS if size < engine.max_model_len]
-        for size in _PROMPTS[len(fitting) :]:
-            note(f"prefill: {size} tokens and an answer do not fit the context of {engine.max_model_len}; left out")
-        if not fitting:
-            raise ConfigError(f"max_model_len: {engine.max_model_len} is too small for a prompt of {_PROMPTS[0]}")
-        for size in fitting:
-            times = [engine.seconds(workloads.prefill(size, repeat)) for repeat in range(options.runs)]
-            seconds = median(times)
-            results.append(
-                {
-                    "prompt_tokens": size,
-                    "ms": round(seconds * 1e3, 3),
-                    "tok_s": round(size / seconds, 1),
-                    "runs": options.runs,
-                }
-            )
+    fitting = [size for size in _PROMPTS if size < engine.max_model_len]
+    for size in _PROMPTS[len(fitting) :]:
+        note(f"prefill: {size} tokens and an answer do not fit the context of {engine.max_model_len}; left out")
+    if not fitting:
+        raise ConfigError(f"max_model_len: {engine.max_model_len} is too small for a prompt of {_PROMPTS[0]}")
+    for size in fitting:
+        times = [engine.seconds(workloads.prefill(size, repeat)) for repeat in range(options.runs)]
+        seconds = median(times)
+        results.append(
+            {
+                "prompt_tokens": size,
+                "ms": round(seconds * 1e3, 3),
+                "tok_s": round(size / seconds, 1),
+                "runs": options.runs,
+            }
+        )
     return results

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from octavo.bench.command import BenchOptions, Results
 from octavo.bench.workloads import Request
 from octavo.config import EngineConfig
 from octavo.engine.llm import LLM
 from octavo.sampling_params import SamplingParams
 
-__all__ = ["OfflineEngine", "offline_engine"]
+__all__ = ["EngineBench", "OfflineEngine", "offline_engine"]
+
+# Steps that run a shape of the device's work as it comes, record it, and play it back.
+_STEPS_OF_A_SHAPE = 3
+_FINE_ROWS, _ROWS_STRIDE = 32, 8
 
 
 class OfflineEngine:
@@ -45,6 +52,29 @@ class OfflineEngine:
                 raise RuntimeError(f"an answer has {len(output.outputs[0].token_ids)} tokens instead of {asked}")
         return seconds
 
+    def warm_up(self) -> None:
+        """Have the engine do once what it does later, as one that has served for a while has.
+
+        A GPU records a step's work when its shape comes up again, so there every number of rows and every power of two
+        of prompt tokens comes up a few times. The prompts are found in no workload.
+        """
+        self.seconds([(list(range(100, 164)), 8)])
+        if self._llm.model.device == "cpu":
+            return
+        draw = random.Random("warm up")  # noqa: S311 - reproducible draws
+        for _ in range(_STEPS_OF_A_SHAPE):
+            size = 16
+            while size <= min(self._llm.config.max_num_batched_tokens, self.max_model_len - 1):
+                self.seconds([([draw.randrange(10, 30000) for _ in range(size)], 1)])
+                size *= 2
+        most = self._llm.config.max_num_seqs
+        counts = [rows for rows in range(most, 0, -1) if rows in (*range(_FINE_ROWS), most) or rows % _ROWS_STRIDE == 0]
+        requests = []
+        for place, (rows, fewer) in enumerate(itertools.pairwise([*counts, 0]), 1):
+            for _ in range(rows - fewer):
+                requests.append(([draw.randrange(10, 30000) for _ in range(16)], _STEPS_OF_A_SHAPE * place))
+        self.seconds(requests)
+
 
 @contextmanager
 def offline_engine(config: EngineConfig) -> Iterator[OfflineEngine]:
@@ -56,5 +86,22 @@ def offline_engine(config: EngineConfig) -> Iterator[OfflineEngine]:
     settings = {name: getattr(config, name) for name in config.__struct_fields__ if name != "model"}
     with LLM(config.model, **settings) as llm:
         engine = OfflineEngine(llm)
-        engine.seconds([(list(range(100, 164)), 8)])
+        engine.warm_up()
         yield engine
+
+
+class EngineBench:
+    """A bench of an engine in this process: called with settings, it loads one.
+
+    Attributes:
+        on: runs it on an engine that is loaded already.
+    """
+
+    def __init__(self, on: Callable[[OfflineEngine, BenchOptions], Results]) -> None:
+        self.on = on
+        self.__doc__ = on.__doc__
+
+    def __call__(self, config: EngineConfig, options: BenchOptions) -> Results:
+        """Load an engine and run the bench on it."""
+        with offline_engine(config) as engine:
+            return self.on(engine, options)

@@ -7,29 +7,32 @@ from statistics import median
 
 from octavo.bench import workloads
 from octavo.bench.command import BenchOptions, Results
-from octavo.bench.offline_engine import OfflineEngine, offline_engine
+from octavo.bench.offline_engine import EngineBench, OfflineEngine
 from octavo.bench.workloads import Request
-from octavo.config import EngineConfig
 
 __all__ = ["demo_offline", "demo_shared", "offline", "shared", "short"]
 
 
-def offline(config: EngineConfig, options: BenchOptions) -> Results:
+@EngineBench
+def offline(engine: OfflineEngine, options: BenchOptions) -> Results:
     """`output_tok_s`, `total_tok_s`, `seconds`."""
-    return _tokens(config, options, workloads.offline)
+    return _tokens(engine, options, workloads.offline)
 
 
-def demo_offline(config: EngineConfig, options: BenchOptions) -> Results:
+@EngineBench
+def demo_offline(engine: OfflineEngine, options: BenchOptions) -> Results:
     """As `offline`, for W1."""
-    return _tokens(config, options, lambda repeat: workloads.demo("W1", repeat))
+    return _tokens(engine, options, lambda repeat: workloads.demo("W1", repeat))
 
 
-def demo_shared(config: EngineConfig, options: BenchOptions) -> Results:
+@EngineBench
+def demo_shared(engine: OfflineEngine, options: BenchOptions) -> Results:
     """As `offline`, for W3: its prefix is computed within the time."""
-    return _tokens(config, options, lambda repeat: workloads.demo("W3", repeat))
+    return _tokens(engine, options, lambda repeat: workloads.demo("W3", repeat))
 
 
-def shared(config: EngineConfig, options: BenchOptions) -> Results:
+@EngineBench
+def shared(engine: OfflineEngine, options: BenchOptions) -> Results:
     """As `offline`; the prefix is computed once before the time begins."""
 
     def prepare(engine: OfflineEngine, repeat: int) -> Sequence[Request]:
@@ -37,30 +40,30 @@ def shared(config: EngineConfig, options: BenchOptions) -> Results:
         engine.seconds([(prefix, 1)])
         return requests
 
-    return _measure(config, options, prepare, per_request=False)
+    return _measure(engine, options, prepare, per_request=False)
 
 
-def short(config: EngineConfig, options: BenchOptions) -> Results:
+@EngineBench
+def short(engine: OfflineEngine, options: BenchOptions) -> Results:
     """`requests_s`, `output_tok_s`."""
-    return _measure(config, options, lambda engine, repeat: workloads.short(repeat), per_request=True)
+    return _measure(engine, options, lambda engine, repeat: workloads.short(repeat), per_request=True)
 
 
-def _tokens(config: EngineConfig, options: BenchOptions, draw: Callable[[int], Sequence[Request]]) -> Results:
-    return _measure(config, options, lambda engine, repeat: draw(repeat), per_request=False)
+def _tokens(engine: OfflineEngine, options: BenchOptions, draw: Callable[[int], Sequence[Request]]) -> Results:
+    return _measure(engine, options, lambda engine, repeat: draw(repeat), per_request=False)
 
 
 def _measure(
-    config: EngineConfig,
+    engine: OfflineEngine,
     options: BenchOptions,
     prepare: Callable[[OfflineEngine, int], Sequence[Request]],
     *,
     per_request: bool,
 ) -> Results:
     times = []
-    with offline_engine(config) as engine:
-        for repeat in range(options.runs):
-            requests = prepare(engine, repeat)
-            times.append(engine.seconds(requests))
+    for repeat in range(options.runs):
+        requests = prepare(engine, repeat)
+        times.append(engine.seconds(requests))
     # Lengths are the same in every repeat.
     seconds = median(times)
     output = sum(asked for _, asked in requests)
