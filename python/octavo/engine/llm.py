@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from octavo.config import EngineConfig
 from octavo.engine.backend import Backend, LocalBackend, WorkerBackend
 from octavo.engine.collect import RequestState
+from octavo.engine.collector import young_objects_only
 from octavo.engine.gather import Gatherer
 from octavo.engine.interrupt import DeferredInterrupt
 from octavo.engine.outputs import RequestOutput
@@ -150,7 +151,8 @@ class LLM:
     ) -> list[RequestOutput]:
         with self._turn:
             self._check()
-            return self._run_alone(prompts, params, show)
+            with young_objects_only():
+                return self._run_alone(prompts, params, show)
 
     def _run_alone(
         self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], show: bool
