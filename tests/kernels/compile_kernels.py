@@ -70,7 +70,8 @@ def compiled(case: CompileCase, capability: int) -> dict[str, Any]:
         built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     except Exception as error:  # the report is what the test reads
         return report | {"error": f"{type(error).__name__}: {error} {error.__cause__ or ''}"}
-    return report | {"shared": built.metadata.shared} | resources(built.asm["cubin"])
+    taken = {"shared": built.metadata.shared} | resources(built.asm["cubin"])
+    return report | taken | {"max_spilled": case.max_spilled}
 
 
 def resources(cubin: bytes) -> dict[str, int]:

@@ -24,5 +24,5 @@ def test_kernels_compile_for_every_gpu() -> None:
     assert not failed, failed
     too_large = [report for report in reports if report["shared"] > SHARED_KIB[report["capability"]] * 1024]
     assert not too_large, too_large
-    spilled = [report for report in reports if report["spilled"]]
+    spilled = [report for report in reports if report["spilled"] > report["max_spilled"]]
     assert not spilled, spilled

@@ -9,7 +9,7 @@ import torch
 from octavo.layers.cpu import CpuOperations
 from octavo.layers.decoder import Decoder
 from octavo.layers.load import load_weights
-from octavo.layers.operations import StepInputs
+from octavo.layers.operations import IntArray, Operations, StepInputs
 from octavo.layers.reference import ReferenceOperations
 from octavo.layers.spec import DecoderSpec
 from octavo.layers.weights import Weights
@@ -33,10 +33,7 @@ class DecoderDriver:
         num_positions: int = 512,
         num_slots: int = 8,
     ) -> None:
-        if backend == "cpu":
-            self.operations = CpuOperations(spec, str(dtype).removeprefix("torch."), block_size)
-        else:
-            self.operations = ReferenceOperations(spec, dtype)
+        self.operations = self._make_operations(spec, backend, dtype, block_size)
         loaded = load_weights(spec, weights, self.operations, num_positions=num_positions)
         self.decoder = Decoder(spec, loaded, self.operations, max_tokens=MAX_TOKENS, head_rows=MAX_TOKENS)
         self.cache = self.operations.kv_cache(NUM_BLOCKS, block_size)
@@ -47,11 +44,20 @@ class DecoderDriver:
         self._free = list(range(1, NUM_BLOCKS))
         random.Random(7).shuffle(self._free)
 
+    def _make_operations(self, spec: DecoderSpec, backend: str, dtype: torch.dtype, block_size: int) -> Operations:
+        if backend == "cpu":
+            return CpuOperations(spec, str(dtype).removeprefix("torch."), block_size)
+        return ReferenceOperations(spec, dtype)
+
     def share(self, source: int, target: int, num_blocks: int) -> None:
         """Give a fresh slot the first full blocks of another, as a prefix hit does."""
         self.blocks[target] = self.blocks[source][:num_blocks]
         self.lengths[target] = num_blocks * self.block_size
         assert self.lengths[target] <= self.lengths[source]
+
+    def adopt(self, other: DecoderDriver) -> None:
+        """Take over another driver's sequences, whose cached blocks were copied here."""
+        self.lengths, self.blocks, self._free = list(other.lengths), [*map(list, other.blocks)], list(other._free)
 
     def step(self, work: list[tuple[int, list[int]]]) -> list[torch.Tensor]:
         """Compute some tokens of some slots.
@@ -85,17 +91,23 @@ class DecoderDriver:
             "query_start": query_start,
         }
         plan = {name: np.array(values, dtype=np.int32) for name, values in arrays.items()}
+        logits = self._logits(plan, sum(len(tokens) == 1 for _, tokens in work))
+        return list(logits.split([len(tokens) for _, tokens in work]))
+
+    def _logits(self, plan: dict[str, IntArray], num_decode_rows: int) -> torch.Tensor:
+        """Logits of every token of a plan."""
+        num_tokens = len(plan["token_ids"])
         inputs = StepInputs(
             **{name: self.operations.buffer(array) for name, array in plan.items()},
             block_tables=self.operations.buffer(self.block_tables),
             table_stride=TABLE_STRIDE,
-            num_tokens=len(token_ids),
-            num_rows=len(work),
-            num_decode_rows=sum(len(tokens) == 1 for _, tokens in work),
+            num_tokens=num_tokens,
+            num_rows=len(plan["rows"]),
+            num_decode_rows=num_decode_rows,
         )
         self.decoder.forward(inputs, self.cache)
-        logits = self.decoder.compute_logits(np.arange(len(token_ids), dtype=np.int32))
-        return list(torch.as_tensor(logits).clone().split([len(tokens) for _, tokens in work]))
+        logits = self.decoder.compute_logits(np.arange(num_tokens, dtype=np.int32))
+        return torch.as_tensor(logits).clone()
 
     def alone(self, slot: int, tokens: list[int]) -> torch.Tensor:
         """A whole prompt in one step of its own; float32 [tokens, vocab_size]."""
