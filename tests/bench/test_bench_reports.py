@@ -111,10 +111,10 @@ def test_a_gpu_is_warmed_up_with_every_number_of_rows(llm: type[FakeLLM]) -> Non
     fake.model = SimpleNamespace(max_model_len=100, device="cuda")
     fake.config = SimpleNamespace(max_num_seqs=48, max_num_batched_tokens=4096)
     offline_engine.OfflineEngine(fake).warm_up()  # type: ignore[arg-type]
-    assert [call[0][0] for call in llm.calls[1:-1]] == [16, 32, 64] * 3
+    assert [call[0][0] for call in llm.calls[1:-1]] == [16, 32, 64] * 2
     lengths = [output for _, output in llm.calls[-1]]
     rows_left = [sum(length > step for length in lengths) for step in range(max(lengths))]
-    assert rows_left == [rows for rows in (48, 40, *range(32, 0, -1)) for _ in range(3)]
+    assert rows_left == [rows for rows in (48, 40, *range(32, 0, -1)) for _ in range(2)]
 
 
 def test_prefill_leaves_out_what_does_not_fit(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:

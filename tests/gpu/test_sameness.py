@@ -243,3 +243,16 @@ def test_in_another_engine(case: Case, name: str) -> None:
                 assert sum(output.num_cached_tokens for output in outputs) > 0
         assert (engine.llm.stats()["preemptions"] > 0) == ("preemption" in name)
         engine.check()
+
+
+def test_two_engines_take_turns(case: Case) -> None:
+    """In one process and one thread, each with its own memory, settings and stream."""
+    if not case.whole:
+        pytest.skip("two models are enough")
+    asked, expected = case.asked[:8], case.expected[:8]
+    with SmallEngine(case.folder, **BASE | {"max_num_seqs": 16}) as other:
+        for turn in range(3):
+            assert_same(other.ask(asked, f"turn {turn}"), expected, asked)
+            assert_same(case.engine.ask(asked, f"turn {turn}"), expected, asked)
+        other.check()
+    assert_same(case.engine.ask(asked, "after the other has closed"), expected, asked)

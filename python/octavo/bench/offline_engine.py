@@ -16,8 +16,10 @@ from octavo.sampling_params import SamplingParams
 
 __all__ = ["EngineBench", "OfflineEngine", "offline_engine"]
 
-# Steps that run a shape of the device's work as it comes, record it, and play it back.
-_STEPS_OF_A_SHAPE = 3
+# Steps that record a shape of the device's work, and play it back.
+_STEPS_OF_A_SHAPE = 2
+# Prompt tokens of a step, at most, where the settings leave it to the device.
+_LARGEST_STEP = 8192
 _FINE_ROWS, _ROWS_STRIDE = 32, 8
 
 
@@ -55,16 +57,17 @@ class OfflineEngine:
     def warm_up(self) -> None:
         """Have the engine do once what it does later, as one that has served for a while has.
 
-        A GPU records a step's work when its shape comes up again, so there every number of rows and every power of two
-        of prompt tokens comes up a few times. The prompts are found in no workload.
+        A GPU records a step's work when its shape first comes up, so there every number of rows and every power of two
+        of prompt tokens comes up twice. The prompts are found in no workload.
         """
         self.seconds([(list(range(100, 164)), 8)])
         if self._llm.model.device == "cpu":
             return
+        largest = min(self._llm.config.max_num_batched_tokens or _LARGEST_STEP, self.max_model_len - 1)
         draw = random.Random("warm up")  # noqa: S311 - reproducible draws
         for _ in range(_STEPS_OF_A_SHAPE):
             size = 16
-            while size <= min(self._llm.config.max_num_batched_tokens, self.max_model_len - 1):
+            while size <= largest:
                 self.seconds([([draw.randrange(10, 30000) for _ in range(size)], 1)])
                 size *= 2
         most = self._llm.config.max_num_seqs
