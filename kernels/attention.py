@@ -22,6 +22,7 @@ __all__ = [
     "AttentionShape",
     "accumulate",
     "attend_tile",
+    "block_offsets",
     "finish",
     "load_dims",
     "log2_factor",
@@ -116,9 +117,15 @@ def position_offsets(
     table: pointer to the sequence's int32 block ids. visible: bool [TILE]; what is not gets block 0, to be masked.
     block_stride: elements of a block, keys and values of all heads. Its values lie block_stride / 2 further.
     """
-    block = tl.load(table + positions // BLOCK_SIZE, mask=visible, other=0)
+    blocks = tl.load(table + positions // BLOCK_SIZE, mask=visible, other=0)
+    return block_offsets(blocks, positions, kv_head, block_stride, BLOCK_SIZE, HEAD_DIM)
+
+
+@triton.jit
+def block_offsets(blocks, positions, kv_head, block_stride, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """As `position_offsets`, of block ids int32 [TILE] already loaded."""
     inside = kv_head * (BLOCK_SIZE * HEAD_DIM) + positions % BLOCK_SIZE * HEAD_DIM
-    return block.to(tl.int64) * block_stride + inside
+    return blocks.to(tl.int64) * block_stride + inside
 
 
 @triton.jit
