@@ -25,11 +25,12 @@ from octavo.kernels.attention import (
     merge_factors,
     row_sum,
 )
-from octavo.kernels.attention_work import AttentionWork
+from octavo.kernels.attention_work import AttentionWork, device_limits, group_rows
+from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from torch import Tensor
 
-__all__ = ["DecodeConfig", "decode_attention", "decode_config"]
+__all__ = ["DecodeConfig", "compile_cases", "decode_attention", "decode_config"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +58,8 @@ _DECODE = {
 }
 _GROUP = {
     (80, 0): DecodeConfig(4, 3, 1),
-    (86, 0): DecodeConfig(4, 2, 1),
-    (90, 0): DecodeConfig(4, 3, 2),
+    (86, 0): DecodeConfig(8, 2, 1),
+    (90, 0): DecodeConfig(8, 3, 1),
 }
 _MERGE_PROGRAMS = 16
 _MERGE_AHEAD = 8
@@ -105,7 +106,7 @@ def decode_attention(
         config: another launch than the table's.
         group_config: the same of the shared-prefix kernel.
     """
-    cache = kv_cache.view(torch.uint8) if shape.kv_fp8 and _device(qkv.device)[0] < 89 else kv_cache
+    cache = kv_cache.view(torch.uint8) if shape.kv_fp8 and device_limits(qkv.device)[0] < 89 else kv_cache
     slopes = alibi_slopes if alibi_slopes is not None else work.stats
     scale = shape.scale * k_scale
     if grouped and work.members:
@@ -124,7 +125,7 @@ def _launch_group(
     scale: float,
     config: DecodeConfig | None,
 ) -> None:
-    capability, processors = _device(qkv.device)
+    capability, processors = device_limits(qkv.device)
     config = config or decode_config(capability, shape.head_dim, _GROUP)
     launch(
         _group_kernel,
@@ -161,7 +162,7 @@ def _launch_decode(
     v_scale: float,
     config: DecodeConfig | None,
 ) -> None:
-    capability, processors = _device(qkv.device)
+    capability, processors = device_limits(qkv.device)
     config = config or decode_config(capability, shape.head_dim)
     launch(
         _decode_kernel,
@@ -187,7 +188,7 @@ def _launch_decode(
 
 
 def _launch_merge(out: Tensor, work: AttentionWork, shape: AttentionShape, v_scale: float) -> None:
-    _, processors = _device(out.device)
+    _, processors = device_limits(out.device)
     launch(
         _merge_kernel,
         (processors * _MERGE_PROGRAMS,),
@@ -197,21 +198,10 @@ def _launch_merge(out: Tensor, work: AttentionWork, shape: AttentionShape, v_sca
         work.values,
         work.stats,
         v_scale,
-        HEADS=shape.num_heads,
-        HEAD_DIM=shape.head_dim,
-        DIMS=triton.next_power_of_2(shape.head_dim),
-        AHEAD=_MERGE_AHEAD,
+        **_merge_constants(shape),
         num_warps=1,
         enable_fp_fusion=False,
     )
-
-
-def _device(device: torch.device) -> tuple[int, int]:
-    """Compute capability (90 for 9.0) and number of multiprocessors."""
-    if device.type != "cuda":
-        return 90, 2
-    properties = torch.cuda.get_device_properties(device)
-    return 10 * properties.major + properties.minor, properties.multi_processor_count
 
 
 def _constants(shape: AttentionShape, config: DecodeConfig) -> dict[str, Any]:
@@ -228,6 +218,15 @@ def _constants(shape: AttentionShape, config: DecodeConfig) -> dict[str, Any]:
         "SOFTCAP": shape.softcap,
         "ALIBI": shape.alibi,
         "STAGES": config.num_stages,
+    }
+
+
+def _merge_constants(shape: AttentionShape) -> dict[str, Any]:
+    return {
+        "HEADS": shape.num_heads,
+        "HEAD_DIM": shape.head_dim,
+        "DIMS": triton.next_power_of_2(shape.head_dim),
+        "AHEAD": _MERGE_AHEAD,
     }
 
 
@@ -531,3 +530,35 @@ def _merge_kernel(
                     acc = merge_chunk(acc, old[:, None], part, new[:, None])
             at = row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM
             tl.store(out + at + dims[None, :], finish(acc, total, v_scale, out.dtype.element_ty), mask=inside[None, :])
+
+
+def compile_cases(capability: int) -> list[CompileCase]:
+    """The kernels for the head sizes and the caches they differ for."""
+    types = dict.fromkeys(["qkv", "out", "cache"], "*bf16")
+    types |= dict.fromkeys(["tables", "items", "totals", "member_rows", "row_plan"], "*i32")
+    types |= dict.fromkeys(["values", "stats", "alibi"], "*fp32") | dict.fromkeys(["scale", "v_scale"], "fp32")
+    types["table_stride"] = "i32"
+    shapes = [
+        AttentionShape(16, 8, 128, 16, 0.1),
+        AttentionShape(28, 4, 128, 16, 0.1, kv_fp8=True),
+        AttentionShape(32, 32, 80, 32, 0.1, alibi=True),
+        AttentionShape(16, 1, 192, 16, 0.1),
+        AttentionShape(16, 8, 256, 16, 0.1, softcap=50.0),
+    ]
+
+    def case(kernel: Any, config: DecodeConfig, fp8: bool, constants: dict[str, Any]) -> CompileCase:
+        arguments = {name: types[name] for name in kernel.arg_names if name in types}
+        if fp8:
+            arguments["cache"] = "*fp8e4nv" if capability >= 89 else "*u8"
+        return CompileCase(kernel, arguments, constants, num_warps=config.num_warps, aligned=("table_stride",))
+
+    cases = []
+    for shape in shapes:
+        chosen = decode_config(capability, shape.head_dim)
+        cases.append(case(_decode_kernel, chosen, shape.kv_fp8, _constants(shape, chosen) | {"ROWS": 16}))
+        chosen = decode_config(capability, shape.head_dim, _GROUP)
+        cases.append(
+            case(_group_kernel, chosen, shape.kv_fp8, _constants(shape, chosen) | {"ROWS": group_rows(capability)})
+        )
+        cases.append(case(_merge_kernel, DecodeConfig(1, 3, 1), False, _merge_constants(shape)))
+    return cases

@@ -21,10 +21,7 @@ from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from torch import Tensor
 
-__all__ = ["GROUP_ROWS", "AttentionWork", "compile_cases", "plan_attention", "work_bytes"]
-
-GROUP_ROWS = 64
-"""Query heads of all sequences together that one shared-prefix item takes."""
+__all__ = ["AttentionWork", "compile_cases", "device_limits", "group_rows", "plan_attention", "work_bytes"]
 
 PROMPT_ROWS = 128
 """Query heads of all tokens together that one prompt item takes."""
@@ -60,7 +57,6 @@ class AttentionWork:
         device: torch.device,
         *,
         prompt_rows: int = PROMPT_ROWS,
-        group_rows: int = GROUP_ROWS,
     ) -> None:
         """Make the buffers.
 
@@ -72,13 +68,12 @@ class AttentionWork:
             window: last positions that a query sees; 0 for all.
             device: of the buffers.
             prompt_rows: query heads of a prompt item.
-            group_rows: query heads of a shared-prefix item.
         """
         self.window = window
         self.max_num_seqs = max_num_seqs
         self.block_size = shape.block_size
-        self.group_rows = group_rows
-        self.members = group_rows // shape.group if window == 0 else 0
+        self.group_rows = group_rows(device_limits(device)[0])
+        self.members = self.group_rows // shape.group if window == 0 else 0
         self.queries = max(1, prompt_rows // shape.group)
         chunks = _chunks(max_model_len, window)
         partials = max_num_seqs * chunks
@@ -102,11 +97,22 @@ class AttentionWork:
         return sum(x.nbytes for x in vars(self).values() if isinstance(x, Tensor))
 
 
-def work_bytes(
-    max_num_seqs: int, max_model_len: int, max_tokens: int, shape: AttentionShape, window: int, **rows: int
-) -> int:
+def work_bytes(max_num_seqs: int, max_model_len: int, max_tokens: int, shape: AttentionShape, window: int) -> int:
     """Bytes of an `AttentionWork` of these arguments, without making it."""
-    return AttentionWork(max_num_seqs, max_model_len, max_tokens, shape, window, torch.device("meta"), **rows).num_bytes
+    return AttentionWork(max_num_seqs, max_model_len, max_tokens, shape, window, torch.device("meta")).num_bytes
+
+
+def device_limits(device: torch.device) -> tuple[int, int]:
+    """Compute capability (90 for 9.0) and number of multiprocessors; of the GPU in use for the meta device."""
+    if device.type == "cpu" or not torch.cuda.is_available():
+        return 90, 2
+    properties = torch.cuda.get_device_properties(device if device.type == "cuda" else None)
+    return 10 * properties.major + properties.minor, properties.multi_processor_count
+
+
+def group_rows(capability: int) -> int:
+    """Query heads of all sequences together that one shared-prefix item takes, as the registers allow."""
+    return 64 if capability >= 90 else 32
 
 
 def _chunks(max_model_len: int, window: int) -> int:
