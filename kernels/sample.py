@@ -107,7 +107,7 @@ def _reduce_blocks_kernel(
     logits_rows,
     logits_slots,
     positions,
-    params,
+    slot_params,
     token_counts,
     sub_maxima,
     sub_masses,
@@ -143,7 +143,7 @@ def _reduce_blocks_kernel(
     place = tl.arange(0, PART)[:, None] * SUB + tl.arange(0, SUB)[None, :]
     x = tl.load(row_logits + start + place, mask=start + place < VOCAB, other=float("-inf"))
     slot = tl.load(logits_slots + row)
-    words = params + slot * PARAM_WORDS
+    words = slot_params + slot * PARAM_WORDS
     wants_logprobs = (tl.load(words + 10) & WANTS_LOGPROBS) != 0
     has_penalties = (tl.load(words + 10) & HAS_PENALTIES) != 0
     drawn = is_drawn(words)
@@ -200,7 +200,7 @@ def _choose_kernel(
     logits,
     counts,
     logits_slots,
-    params,
+    slot_params,
     token_counts,
     raw_sub_maxima,
     raw_sub_masses,
@@ -227,7 +227,7 @@ def _choose_kernel(
     if row >= tl.load(counts + 3):
         return
     slot = tl.load(logits_slots + row)
-    words = params + slot * PARAM_WORDS
+    words = slot_params + slot * PARAM_WORDS
     flags = tl.load(words + 10)
     block = tl.arange(0, BLOCKS_LENGTH)
     exists = block < NUM_BLOCKS

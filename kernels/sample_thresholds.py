@@ -362,7 +362,7 @@ def draw_limited_kernel(
     logits_rows,
     logits_slots,
     positions,
-    params,
+    slot_params,
     token_counts,
     sub_maxima,
     sub_masses,
@@ -392,7 +392,7 @@ def draw_limited_kernel(
     if row >= tl.load(counts + 3):
         return
     slot = tl.load(logits_slots + row)
-    words = params + slot * PARAM_WORDS
+    words = slot_params + slot * PARAM_WORDS
     if not (is_drawn(words) & wants_thresholds(words, VOCAB)):
         return
     sub_maxima += row * NUM_SUBS

@@ -161,7 +161,7 @@ def _take_plan_kernel(
     turn,
     plan,
     block_tables,
-    params,
+    slot_params,
     last_token,
     length,
     rows_at,
@@ -247,7 +247,7 @@ def _take_plan_kernel(
             given = i < num_values
             slot = tl.load(arena + param_slots_at + i // PARAM_LEN, mask=given, other=0)
             value = tl.load(arena + param_values_at + i, mask=given, other=0)
-            tl.store(params + slot * PARAM_LEN + i % PARAM_LEN, value, mask=given)
+            tl.store(slot_params + slot * PARAM_LEN + i % PARAM_LEN, value, mask=given)
     else:
         num_bans = tl.load(arena + 8)
         for start in range(first, num_bans, step):
@@ -307,7 +307,7 @@ def _publish_kernel(
     turn,
     counts,
     slots,
-    params,
+    slot_params,
     ids,
     logprobs,
     top_ids,
@@ -333,10 +333,10 @@ def _publish_kernel(
         given = i < num_logits
         tl.store(ring_ids + base + i, tl.load(ids + i, mask=given, other=0), mask=given)
         slot = tl.load(slots + i, mask=given, other=0)
-        asked = given & ((tl.load(params + slot * PARAM_LEN + 10, mask=given, other=0) & 2) != 0)
+        asked = given & ((tl.load(slot_params + slot * PARAM_LEN + 10, mask=given, other=0) & 2) != 0)
         if tl.max(asked.to(tl.int32), axis=0) > 0:
             tl.store(ring_logprobs + base + i, tl.load(logprobs + i, mask=asked, other=0.0), mask=asked)
-            width = tl.load(params + slot * PARAM_LEN + 11, mask=asked, other=0)
+            width = tl.load(slot_params + slot * PARAM_LEN + 11, mask=asked, other=0)
             wanted = columns[None, :] < tl.minimum(width, MAX_LOGPROBS)[:, None]
             at = i[:, None] * MAX_LOGPROBS + columns[None, :]
             there = base * MAX_LOGPROBS + at
@@ -432,14 +432,14 @@ def count_history(tokens: Tensor, token_counts: Tensor, slot: int, prompt_length
 def compile_cases(capability: int) -> list[CompileCase]:
     """Each kernel once: what they compile to does not depend on the model."""
     offsets = dict.fromkeys([f"{name}_at" for name in _TAKEN], "i32") | {"length": "i32"}
-    device = dict.fromkeys(("arenas", "turn", "plan", "block_tables", "params", "last_token"), "*i32")
+    device = dict.fromkeys(("arenas", "turn", "plan", "block_tables", "slot_params", "last_token"), "*i32")
     bounds = dict.fromkeys(("tokens", "rows", "table_stride"), "i32")
     sampled = {
         f"{place}{name}": kind
         for place in ("", "ring_")
         for name, kind in (("ids", "*i32"), ("logprobs", "*fp32"), ("top_ids", "*i32"), ("top_logprobs", "*fp32"))
     }
-    published = dict.fromkeys(("turn", "counts", "slots", "params"), "*i32") | sampled | {"ring_rows": "i32"}
+    published = dict.fromkeys(("turn", "counts", "slots", "slot_params"), "*i32") | sampled | {"ring_rows": "i32"}
     counted = dict.fromkeys(("tokens", "token_counts"), "*i32")
     counted |= dict.fromkeys(("slot", "length", "prompt_length", "vocab_size"), "i32")
     return [

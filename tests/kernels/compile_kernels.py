@@ -25,6 +25,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 CAPABILITIES = (80, 86, 89, 90)
+# Locals of the function that triton generates to bind a launch's arguments; a parameter of the name is lost there.
+_BINDER_NAMES = frozenset({"params", "specialization", "options"})
 
 
 def modules() -> dict[str, Any]:
@@ -50,6 +52,9 @@ def compiled(case: CompileCase, capability: int) -> dict[str, Any]:
     report: dict[str, Any] = {"kernel": function.__name__, "capability": capability, "constants": str(case.constants)}
     if stray:
         return report | {"error": f"arguments that the case or the kernel lacks: {sorted(stray)}"}
+    taken = _BINDER_NAMES & set(function.arg_names)
+    if taken:
+        return report | {"error": f"triton's launcher has variables of its own called {sorted(taken)}"}
     aligned = [
         index
         for index, name in enumerate(function.arg_names)
