@@ -7,7 +7,7 @@ the same in any batch and any launch.
 import triton
 import triton.language as tl
 
-__all__ = ["gumbel", "noise_keys"]
+__all__ = ["gumbel", "noise_bits", "noise_keys"]
 
 
 @triton.jit
@@ -38,9 +38,14 @@ def noise_keys(seed_low, seed_high, sample_index, position):
 
 
 @triton.jit
-def gumbel(token_ids, first, second):
-    """Noise float32 of int32 token ids: -ln(-ln(u)), u = (bits + 1/2) / 2^32."""
-    bits = _mix(_mix(token_ids.to(tl.uint32, bitcast=True) ^ first) + second)
+def noise_bits(token_ids, first, second):
+    """The 32 random bits, uint32, of int32 token ids at the place that has these keys."""
+    return _mix(_mix(token_ids.to(tl.uint32, bitcast=True) ^ first) + second)
+
+
+@triton.jit
+def gumbel(bits):
+    """Noise float32 of random bits uint32: -ln(-ln(u)), u = (bits + 1/2) / 2^32."""
     u = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     rest = ((bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     # -ln(1 - rest) / rest up to a quarter, fitted at Chebyshev points to 2.4e-9: u near 1 decides who wins, and there

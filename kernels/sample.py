@@ -24,7 +24,7 @@ import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from octavo.kernels.logprobs import write_logprobs
-from octavo.kernels.noise import gumbel, noise_keys
+from octavo.kernels.noise import gumbel, noise_bits, noise_keys
 from octavo.kernels.sample_row import (
     HAS_PENALTIES,
     NO_ID,
@@ -84,7 +84,7 @@ def _draw_block(
     for part in range(start, start + BLOCK, PART * SUB):
         token_ids = part + place
         x = row_values(row_logits, row_counts, words, token_ids, token_ids < VOCAB, HAS_COUNTS)
-        score = tl.div_rn(x - maximum, tl.zeros_like(x) + temperature) + gumbel(token_ids, first, second)
+        score = tl.div_rn(x - maximum, tl.zeros_like(x) + temperature) + gumbel(noise_bits(token_ids, first, second))
         score = tl.where(x > float("-inf"), score, float("-inf"))
         # Ids rise from part to part, so the first of equals stays.
         best_ids = tl.where(score > best, token_ids, best_ids)

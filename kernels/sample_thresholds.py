@@ -13,7 +13,7 @@ few, and narrowed by passes over it first where it is many.
 import triton
 import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
-from octavo.kernels.noise import gumbel, noise_keys
+from octavo.kernels.noise import gumbel, noise_bits, noise_keys
 from octavo.kernels.sample_row import (
     LEAST_KEY,
     NO_ID,
@@ -452,7 +452,7 @@ def draw_limited_kernel(
         z = tl.div_rn(y - maximum, tl.zeros_like(y) + temperature)
         high = tl.cast(0xFFFFFFFF, tl.int64)
         kept = _inside(ordered_key(y), token_ids, cut_key, high, cut_key, cut_id) & (z >= least)
-        score = tl.where(kept, z + gumbel(token_ids, first, second), float("-inf"))
+        score = tl.where(kept, z + gumbel(noise_bits(token_ids, first, second)), float("-inf"))
         tile_best = tl.max(score, 0)
         tile_id = tl.min(tl.where(kept & (score == tile_best), token_ids, NO_ID), 0)
         best_id = tl.where(
