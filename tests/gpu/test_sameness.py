@@ -101,7 +101,7 @@ class Case:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
-        self.whole = name != "mistral-window"
+        self.engines = ENGINES_OF.get(name, tuple(ENGINES))
         self.engine = SmallEngine(folder, **BASE)
         self.asked = questions()
         self.outputs = alone(self.engine, self.asked, "alone")
@@ -228,12 +228,17 @@ ENGINES: dict[str, dict[str, Any]] = {
     },
     "no prefix cache": {"enable_prefix_caching": False},
 }
+# Of the models not named here, all: building an engine takes longer than most tests.
+ENGINES_OF = {
+    "llama": ("chunks of 128", "chunks of 512", "preemption"),
+    "mistral-window": ("chunks of 512", "preemption, blocks of 32, no overlap"),
+}
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_in_another_engine(case: Case, name: str) -> None:
-    if not case.whole and "512" not in name and "32" not in name:
-        pytest.skip("two engines are enough for this model")
+    if name not in case.engines:
+        pytest.skip("others are enough for this model")
     with SmallEngine(case.folder, **BASE | ENGINES[name]) as engine:
         asked, places = mixed(case.asked, traffic(24))
         for repeat in range(2):
@@ -247,8 +252,8 @@ def test_in_another_engine(case: Case, name: str) -> None:
 
 def test_two_engines_take_turns(case: Case) -> None:
     """In one process and one thread, each with its own memory, settings and stream."""
-    if not case.whole:
-        pytest.skip("two models are enough")
+    if len(case.engines) < len(ENGINES):
+        pytest.skip("one model is enough")
     asked, expected = case.asked[:8], case.expected[:8]
     with SmallEngine(case.folder, **BASE | {"max_num_seqs": 16}) as other:
         for turn in range(3):
