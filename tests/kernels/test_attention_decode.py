@@ -1,0 +1,190 @@
+"""Decode attention and shared prefixes against the reference, on a cache whose unused places are NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from attention_steps import Step, make_step
+from octavo.errors import ConfigError
+from octavo.kernels import attention_decode
+from octavo.kernels.attention import HEAD_DIMS, AttentionShape, load_dims
+from octavo.kernels.attention_decode import DecodeConfig, decode_attention
+from torch import Tensor
+
+TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+UNTOUCHED = 7.0
+
+
+def attend(step: Step, window: int = 0, *, grouped: bool = False, **options: Any) -> Tensor:
+    """The output [num_tokens, num_heads * head_dim]; what lies behind it must not be written."""
+    work = step.work(window)
+    step.plan(work, grouped=grouped)
+    width = step.shape.num_heads * step.shape.head_dim
+    out = torch.full((len(step.qkv), width), UNTOUCHED, dtype=step.qkv.dtype, device=step.qkv.device)
+    decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, grouped=grouped, **options)
+    assert (out[step.num_tokens :] == UNTOUCHED).all()
+    return out[: step.num_tokens]
+
+
+def check(out: Tensor, expected: Tensor) -> None:
+    difference = (out.cpu().double() - expected).abs().max()
+    assert difference < TOLERANCE[out.dtype], difference
+
+
+def rows(*lengths: int) -> list[tuple[int, int]]:
+    return [(length, 1) for length in lengths]
+
+
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_rows_of_every_length(device: torch.device, dtype: torch.dtype, block_size: int) -> None:
+    shape = AttentionShape(4, 2, 64, block_size, 0.125)
+    step = make_step(shape, rows(1, 300, 16, 255, 256, 257, 65, 529), dtype, device, padding=3)
+    check(attend(step), step.expected())
+
+
+@pytest.mark.parametrize("group", [*range(1, 17), 20])
+def test_query_heads_of_a_kv_head(device: torch.device, group: int) -> None:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    step = make_step(AttentionShape(2 * group, 2, 64, 16, 0.125), rows(270, 20), dtype, device)
+    check(attend(step), step.expected())
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_head_sizes(device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+    step = make_step(AttentionShape(4, 2, head_dim, 16, head_dim**-0.5), rows(300, 31), dtype, device)
+    check(attend(step), step.expected())
+
+
+@pytest.mark.parametrize("window", [1, 40, 256, 300, 5000])
+def test_window(device: torch.device, window: int) -> None:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    step = make_step(AttentionShape(4, 2, 64, 16, 0.125), rows(1, 41, 256, 297, 600), dtype, device, padding=2)
+    check(attend(step, window), step.expected(window))
+
+
+@pytest.mark.parametrize("scale", [0.1, 1e4])
+def test_softcap_of_scores_of_any_size(device: torch.device, scale: float) -> None:
+    dtype = torch.float32 if device.type == "cpu" else torch.float16
+    step = make_step(AttentionShape(4, 2, 64, 16, scale, softcap=5.0), rows(300, 31), dtype, device)
+    check(attend(step), step.expected())
+
+
+def test_alibi(device: torch.device) -> None:
+    dtype = torch.float32 if device.type == "cpu" else torch.float16
+    slopes = torch.tensor([0.5, 0.1, 0.02, 0.003], device=device)
+    step = make_step(AttentionShape(4, 2, 64, 16, 0.125, softcap=8.0, alibi=True), rows(300, 31), dtype, device)
+    check(attend(step, alibi_slopes=slopes), step.expected(slopes=slopes))
+    grouped = make_step(step.shape, rows(300, 290), dtype, device, groups=[((0, 1), 17)])
+    check(attend(grouped, grouped=True, alibi_slopes=slopes), grouped.expected(slopes=slopes))
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_fp8_cache(device: torch.device, dtype: torch.dtype, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, processors = attention_decode.device_limits(device)
+    monkeypatch.setattr(attention_decode, "device_limits", lambda _: (capability, processors))
+    step = make_step(AttentionShape(4, 2, 64, 16, 0.125, kv_fp8=True), rows(300, 31), dtype, device)
+    out = attend(step, k_scale=1.5, v_scale=0.75)
+    check(out, step.expected(k_scale=1.5, v_scale=0.75))
+
+
+@triton.jit
+def _widen_kernel(codes: Any, out: Any) -> None:
+    lane = tl.arange(0, 16)
+    x = load_dims(codes, lane * 16, lane < 16, out.dtype.element_ty, 0, 16, 16)
+    tl.store(out + lane[:, None] * 16 + lane[None, :], x)
+
+
+def test_every_e4m3_code_is_read_exactly(device: torch.device, dtype: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8, device=device)
+    out = torch.empty(256, dtype=dtype, device=device)
+    _widen_kernel[(1,)](codes, out)
+    numbers = codes.view(torch.float8_e4m3fn).to(torch.float32)
+    finite = ~numbers.isnan()
+    assert finite.sum() == 254
+    assert torch.equal(out.float()[finite], numbers[finite])
+
+
+def test_a_row_alone_has_the_bits_it_has_in_a_batch(device: torch.device, dtype: torch.dtype) -> None:
+    step = make_step(AttentionShape(4, 2, 64, 16, 0.125), rows(600, 17, 257, 256, 301), dtype, device, padding=1)
+    together = attend(step)
+    for row in (0, 2, 3):
+        for array in (step.slots, step.seq_lens, step.qkv):
+            array[0] = array[row].clone()
+        step.counts[:3] = 1
+        assert torch.equal(attend(step)[0], together[row])
+        step = make_step(step.shape, rows(600, 17, 257, 256, 301), dtype, device, padding=1)
+
+
+# Two groups, one of which shares less than a chunk; a row of its own between them; more rows than one item takes.
+GROUPED = [
+    (AttentionShape(4, 2, 64, 16, 0.125), rows(600, 700, 530, 300, 290, 559), [((0, 2, 5), 33), ((3, 4), 15)]),
+    (AttentionShape(16, 1, 192, 32, 0.1), rows(530, 257, 300, 290, 280, 270), [((1, 2, 3, 4, 5), 8)]),
+    (AttentionShape(33, 1, 80, 16, 0.1), rows(290, 270), [((0, 1), 16)]),
+]
+
+
+@pytest.mark.parametrize("case", GROUPED)
+def test_shared_prefixes(device: torch.device, case: tuple[AttentionShape, Any, Any]) -> None:
+    shape, lengths, groups = case
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    step = make_step(shape, lengths, dtype, device, groups=groups, padding=2)
+    shared = attend(step, grouped=True)
+    check(shared, step.expected())
+    if device.type == "cuda":  # numpy's products depend on their number of rows
+        assert torch.equal(shared, attend(step))
+
+
+def test_a_window_s_layers_do_not_share(device: torch.device) -> None:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    shape = AttentionShape(4, 2, 64, 16, 0.125)
+    step = make_step(shape, rows(600, 700), dtype, device, groups=[((0, 1), 33)])
+    assert torch.equal(attend(step, 400, grouped=True), attend(step, 400))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 192, 256])
+def test_launches_differ_in_no_bit(device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+    step = make_step(AttentionShape(8, 2, head_dim, 16, 0.1), rows(600, 17, 257), dtype, device)
+    plain = attend(step)
+    for config in (DecodeConfig(2, 2, 1), DecodeConfig(4, 4, 1), DecodeConfig(8, 3, 2)):
+        assert torch.equal(attend(step, config=config), plain)
+
+
+@pytest.mark.gpu
+def test_replayed_graphs_read_the_step_anew(device: torch.device, dtype: torch.dtype) -> None:
+    shape = AttentionShape(4, 2, 64, 16, 0.125)
+    step = make_step(shape, rows(600, 700, 17), dtype, device)
+    work = step.work()
+    out = torch.zeros(len(step.qkv), shape.num_heads * shape.head_dim, dtype=dtype, device=device)
+
+    def once() -> None:
+        step.plan(work)
+        decode_attention(step.qkv, out, step.cache, step.tables, work, shape, grouped=False)
+
+    once()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        once()
+    step.seq_lens.copy_(torch.tensor([17, 256, 3]))
+    step.counts[1:3] = 2
+    out.fill_(UNTOUCHED)
+    graph.replay()
+    check(out[:2], step.expected()[:2])
+    assert (out[2] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"num_heads": 5}, "num_attention_heads"),
+        ({"head_dim": 72}, "head_dim"),
+        ({"block_size": 24}, "block_size"),
+    ],
+)
+def test_shapes_without_a_kernel_are_refused(values: dict[str, int], field: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}: "):
+        AttentionShape(**({"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "block_size": 16, "scale": 1.0} | values))

@@ -1,0 +1,158 @@
+"""The lists that `plan_attention` makes, against lists made by loops."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from octavo.kernels.attention import CHUNK, AttentionShape
+from octavo.kernels.attention_work import AttentionWork, plan_attention, work_bytes
+
+SIZE = 16
+
+
+def shape(num_heads: int = 8) -> AttentionShape:
+    return AttentionShape(num_heads, 2, 64, SIZE, 0.125)
+
+
+class Lists:
+    """What is to be in the lists of rows (slot, keys, queries) and groups (rows, shared blocks)."""
+
+    def __init__(
+        self, rows: list[tuple[int, int, int]], decode: int, groups: list[tuple[list[int], int]], work: AttentionWork
+    ) -> None:
+        self.decode: list[list[int]] = []
+        self.row_plan: list[list[int]] = []
+        shared = {row: blocks * SIZE // CHUNK for members, blocks in groups for row in members}
+        partials = 0
+        for row, (slot, length, _) in enumerate(rows[:decode]):
+            visible = max(0, length - work.window) if work.window else 0
+            chunks = range(visible // CHUNK, -(-length // CHUNK))
+            partial = len(chunks) > 1
+            self.row_plan.append([partials, len(chunks) if partial else 0, length - 1])
+            for i, chunk in enumerate(chunks):
+                if i >= shared.get(row, 0):
+                    begin, end = max(visible, chunk * CHUNK), min(length, chunk * CHUNK + CHUNK)
+                    self.decode.append([row, slot, begin, end, partials + i if partial else -1, length - 1])
+            partials += len(chunks) if partial else 0
+        self.groups: list[list[int]] = []
+        first = 0
+        for members, blocks in groups:
+            for chunk in range(blocks * SIZE // CHUNK):
+                for skipped in range(0, len(members), work.members):
+                    count = min(work.members, len(members) - skipped)
+                    self.groups.append([first + skipped, count, rows[members[0]][0], chunk])
+            first += len(members)
+        prompts = []
+        token = decode
+        for row, (slot, length, queries) in list(enumerate(rows))[decode:]:
+            for done in range(0, queries, work.queries):
+                position = length - queries + done
+                item = [slot, token + done, position, min(work.queries, queries - done)]
+                prompts.append((-position, row, item))
+            token += queries
+        self.prompt = [item for *_, item in sorted(prompts)]
+
+
+def plan(
+    rows: list[tuple[int, int, int]],
+    decode: int,
+    groups: list[tuple[list[int], int]],
+    work: AttentionWork,
+    device: torch.device,
+    *,
+    padding: int = 0,
+    mixed: bool = False,
+) -> None:
+    def array(values: list[int], size: int) -> torch.Tensor:
+        return torch.tensor(values + [1 << 29] * (size - len(values)), dtype=torch.int32, device=device)
+
+    size = len(rows) + padding
+    counts = array([sum(row[2] for row in rows), len(rows), decode, 0, 0, 0, 0, 0, 0, len(groups)], 16)
+    start, members, starts = [0], [], [0]
+    for _, _, queries in rows:
+        start.append(start[-1] + queries)
+    for group, _ in groups:
+        members += group
+        starts.append(len(members))
+    plan_attention(
+        counts,
+        array([row[0] for row in rows], size),
+        array(start, size + 1),
+        array([row[1] for row in rows], size),
+        array(members, size),
+        array(starts, size + 1),
+        array([blocks for _, blocks in groups], size),
+        work,
+        rows=size,
+        grouped=bool(groups),
+        mixed=mixed,
+    )
+
+
+def check(
+    rows: list[tuple[int, int, int]], decode: int, groups: list[tuple[list[int], int]], work: AttentionWork
+) -> None:
+    expected = Lists(rows, decode, groups, work)
+    totals = [len(expected.decode), len(expected.groups), len(expected.prompt), decode]
+    assert work.totals.tolist() == totals
+    assert work.decode_items[: totals[0], :6].tolist() == expected.decode
+    assert work.group_items[: totals[1], :4].tolist() == expected.groups
+    assert work.prompt_items[: totals[2]].tolist() == expected.prompt
+    assert work.row_plan[:decode, :3].tolist() == expected.row_plan
+    members = [row for group, _ in groups for row in group]
+    if groups:
+        assert work.member_rows[: len(members)].tolist() == members
+
+
+@pytest.mark.parametrize("window", [0, 1, 100, 256, 257, 1000])
+def test_decode_rows(device: torch.device, window: int) -> None:
+    rows = [(9 - i, length, 1) for i, length in enumerate([1, 255, 256, 257, 512, 1111, 3000])]
+    work = AttentionWork(16, 3000, 64, shape(), window, device)
+    plan(rows, len(rows), [], work, device, padding=2)
+    check(rows, len(rows), [], work)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_step(device: torch.device, seed: int) -> None:
+    choose = random.Random(seed)
+    decode, prompts = choose.choice([(0, 3), (5, 0), (9, 4), (20, 2)])
+    slots = choose.sample(range(40), decode + prompts)
+    rows = [(slots[i], choose.randint(1, 2500), 1) for i in range(decode)]
+    # With equal places of prompts among them, for the order of equals.
+    rows += [
+        (slot, queries + choose.choice([0, 0, 16, 700]), queries)
+        for slot, queries in ((slot, choose.choice([2, 32, 64, 100, 700])) for slot in slots[decode:])
+    ]
+    groups = []
+    members = choose.sample(range(decode), decode // 2 * 2)
+    while len(members) > 2 and choose.random() < 0.9:
+        size = choose.randint(2, len(members))
+        group, members = sorted(members[:size]), members[size:]
+        groups.append((group, choose.randint(0, (min(rows[row][1] for row in group) - 1) // SIZE)))
+    work = AttentionWork(24, 3200, 4096, shape(choose.choice([2, 8, 32])), 0, device)
+    plan(rows, decode, groups, work, device, padding=choose.randint(0, 2), mixed=prompts > 0)
+    check(rows, decode, groups, work)
+
+
+def test_lists_of_the_last_step_are_gone(device: torch.device) -> None:
+    work = AttentionWork(8, 1000, 64, shape(), 0, device)
+    rows = [(0, 900, 1), (1, 800, 1), (2, 64, 30)]
+    plan(rows, 2, [([0, 1], 48)], work, device, mixed=True)
+    assert all(work.totals.tolist())
+    plan(rows[:1], 1, [], work, device)
+    assert work.totals.tolist() == [4, 0, 0, 1]
+
+
+@pytest.mark.parametrize("window", [0, 100, 4096])
+def test_bytes_are_known_before(device: torch.device, window: int) -> None:
+    arguments = (16, 1000, 64, shape(), window)
+    work = AttentionWork(*arguments, device)
+    assert work_bytes(*arguments) == work.num_bytes
+    assert work.num_bytes > work.values.nbytes + work.stats.nbytes
+
+
+@pytest.mark.parametrize(("window", "chunks"), [(1, 1), (2, 2), (257, 2), (258, 3), (10**6, 4)])
+def test_a_window_needs_room_for_few_chunks(device: torch.device, window: int, chunks: int) -> None:
+    assert len(AttentionWork(1, 1000, 64, shape(), window, device).values) == chunks
