@@ -17,14 +17,12 @@ import torch
 import triton
 import triton.language as tl
 from octavo.kernels.attention import CHUNK, AttentionShape
+from octavo.kernels.attention_prefill_tables import prefill_config
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from torch import Tensor
 
 __all__ = ["AttentionWork", "compile_cases", "device_limits", "group_rows", "plan_attention", "work_bytes"]
-
-PROMPT_ROWS = 128
-"""Query heads of all tokens together that one prompt item takes."""
 
 _DECODE, _GROUP, _PROMPT = 8, 8, 4
 
@@ -56,7 +54,7 @@ class AttentionWork:
         window: int,
         device: torch.device,
         *,
-        prompt_rows: int = PROMPT_ROWS,
+        prompt_rows: int | None = None,
     ) -> None:
         """Make the buffers.
 
@@ -67,14 +65,15 @@ class AttentionWork:
             shape: of the layers.
             window: last positions that a query sees; 0 for all.
             device: of the buffers.
-            prompt_rows: query heads of a prompt item.
+            prompt_rows: query heads of all tokens of a prompt item together; None for what suits the device.
         """
         self.window = window
         self.max_num_seqs = max_num_seqs
         self.block_size = shape.block_size
-        self.group_rows = group_rows(device_limits(device)[0])
+        capability = device_limits(device)[0]
+        self.group_rows = group_rows(capability)
         self.members = self.group_rows // shape.group if window == 0 else 0
-        self.queries = max(1, prompt_rows // shape.group)
+        self.queries = max(1, (prompt_rows or prefill_config(capability, shape.head_dim).rows) // shape.group)
         chunks = _chunks(max_model_len, window)
         partials = max_num_seqs * chunks
         groups = max_num_seqs // 2 * chunks if self.members else 0
