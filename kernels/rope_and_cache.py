@@ -33,10 +33,13 @@ def _normed(x, factor, weight, dims, inside, dtype: tl.constexpr):
 
 @triton.jit
 def _store_cache(target, value, mask, scale, dtype: tl.constexpr, FP8: tl.constexpr):
-    """Values of a head of the cache: rounded to the model's dtype, with FP8 divided by the scale and encoded."""
+    """Store values of heads, rounded to the model's dtype; with FP8 divided by the scale and encoded.
+
+    The quotient is the rounded one: a model's values have few enough digits to lie between two codes often.
+    """
     value = value.to(dtype)
     if FP8:
-        tl.store(target, encode_e4m3(value.to(tl.float32) / scale), mask=mask)
+        tl.store(target, encode_e4m3(tl.div_rn(value.to(tl.float32), scale)), mask=mask)
     else:
         tl.store(target, value, mask=mask)
 

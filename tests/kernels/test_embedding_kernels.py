@@ -25,7 +25,7 @@ def test_scalings_are_rounded_once(device: torch.device, dtype: torch.dtype) -> 
     assert scaled.equal((x.float() * 5.656854249492381).to(dtype))
     softcap(capped, 30.0)
     exact = (30 * torch.tanh(x.double() / 30)).to(dtype)
-    digits = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-6}[dtype]
+    digits = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 4e-6}[dtype]
     torch.testing.assert_close(capped, exact, rtol=digits, atol=1e-7)
 
 
@@ -34,7 +34,7 @@ def test_softcap_at_both_ends_and_near_zero(device: torch.device) -> None:
     out = x.clone().to(device)
     softcap(out, 1.0)
     expected = torch.tanh(x.double()).float()
-    torch.testing.assert_close(out.cpu(), expected, rtol=1e-6, atol=0, equal_nan=True)
+    torch.testing.assert_close(out.cpu(), expected, rtol=4e-6, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("count", [0, 3])
