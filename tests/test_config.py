@@ -12,7 +12,7 @@ from octavo.errors import ConfigError
 
 def test_defaults() -> None:
     config = EngineConfig(model="demo")
-    assert (config.block_size, config.max_num_seqs, config.max_num_batched_tokens) == (16, 256, 2048)
+    assert (config.block_size, config.max_num_seqs, config.max_num_batched_tokens) == (16, 256, None)
     assert (config.dtype, config.device, config.scheduling_policy, config.overlap) == ("auto", "auto", "fcfs", None)
     assert config.enable_prefix_caching
 

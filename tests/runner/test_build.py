@@ -13,7 +13,6 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError, ModelError, ModelNotFound, NotEnoughMemory, UnsupportedModel
 from octavo.loading.resolve import resolve_model
 from octavo.runner import build_runner, plan_model
-from octavo.runner.build import resolve_dtype
 
 RAW = {
     "architectures": ["LlamaForCausalLM"],
@@ -34,7 +33,7 @@ def config_folder(path: Path, **changes: Any) -> Path:
 
 
 def build(folder: Path, **changes: Any) -> Any:
-    settings = {"load_format": "dummy", "max_num_seqs": 4, "max_num_batched_tokens": 64, **changes}
+    settings = {"device": "cpu", "load_format": "dummy", "max_num_seqs": 4, "max_num_batched_tokens": 64, **changes}
     config = EngineConfig(model=str(folder), **settings)
     return build_runner(config, resolve_model(config.model))
 
@@ -90,21 +89,9 @@ def test_info_tells_what_was_loaded(tmp_path: Path) -> None:
     assert info.weights_bytes >= 4 * parameters
 
 
-def test_cuda_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"device: `cuda` is not supported by this version.*use `cpu`"):
-        build(config_folder(tmp_path), device="cuda")
-
-
-def test_float16_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="dtype: `float16` is not supported on a CPU; use `bfloat16` or `float32`"):
-        build(config_folder(tmp_path), dtype="float16")
-
-
-@pytest.mark.parametrize(("native", "dtype"), [(True, "bfloat16"), (False, "float32")])
-def test_dtype_goes_by_the_processor(native: bool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_core, "cpu_info", lambda: {"bf16_native": native})
-    assert resolve_dtype(EngineConfig(model="m")) == dtype
-    assert resolve_dtype(EngineConfig(model="m", dtype="float32")) == "float32"
+def test_an_8_bit_cache_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_dtype: `fp8` is not supported on a CPU; use `auto`"):
+        build(config_folder(tmp_path), device="cpu", kv_cache_dtype="fp8")
 
 
 def test_unknown_architectures_are_refused_by_name(tmp_path: Path) -> None:

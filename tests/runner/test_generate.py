@@ -68,7 +68,7 @@ def make_core(config: EngineConfig, info: ModelInfo) -> Core:
         block_size=info.block_size,
         num_blocks=info.num_blocks,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.batched_tokens("cpu"),
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         eos_token_ids=[],

@@ -10,7 +10,7 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError, NotEnoughMemory
 from octavo.layers.spec import DecoderSpec, RotarySpec
 from octavo.runner.host import free_memory
-from octavo.runner.memory import MemoryPlan, head_rows, plan_memory
+from octavo.runner.memory import DeviceNeeds, MemoryPlan, cpu_needs, head_rows, plan_memory
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -34,7 +34,9 @@ SPEC = DecoderSpec(
 
 def plan(free: int = 16 * GIB, **changes: Any) -> MemoryPlan:
     config = EngineConfig(model="m", **changes)
-    return plan_memory(config, SPEC, name="m", dtype="bfloat16", free_bytes=free, mlp_rows=128)
+    return plan_memory(
+        config, SPEC, name="m", dtype="bfloat16", free_bytes=free, needs=cpu_needs(128, config.max_num_seqs)
+    )
 
 
 def test_sums() -> None:
@@ -44,7 +46,7 @@ def test_sums() -> None:
     assert made.block_bytes == 16 * 30 * 2 * 3 * 64 * 2
     assert made.num_blocks == GIB // made.block_bytes
     assert made.kv_bytes <= GIB < made.kv_bytes + made.block_bytes
-    parts = made.host_bytes + made.weights_bytes + made.workspace_bytes + made.state_bytes + made.kv_bytes
+    parts = made.process_bytes + made.weights_bytes + made.workspace_bytes + made.state_bytes + made.kv_bytes
     assert made.total_bytes == parts
     assert made.max_model_len == 8192
 
@@ -72,7 +74,9 @@ def test_an_explicit_length_may_take_more_than_the_default_cache() -> None:
     import dataclasses
 
     spec = dataclasses.replace(SPEC, rotary=long)
-    made = plan_memory(config, spec, name="m", dtype="bfloat16", free_bytes=16 * GIB, mlp_rows=128)
+    made = plan_memory(
+        config, spec, name="m", dtype="bfloat16", free_bytes=16 * GIB, needs=cpu_needs(128, config.max_num_seqs)
+    )
     assert made.kv_bytes > GIB
     assert made.num_blocks == 6251
 
@@ -108,6 +112,42 @@ def test_lengths_beyond_the_model_are_refused() -> None:
 
 def test_share_of_free_memory() -> None:
     assert plan(gpu_memory_utilization=0.5).usable_bytes == 8 * GIB
+
+
+def gpu_plan(free: int, **changes: Any) -> MemoryPlan:
+    """Of a device whose scratch is 64 KiB a position of the longest sequence."""
+    config = EngineConfig(model="m", **changes)
+    needs = DeviceNeeds(
+        device="cuda",
+        process_bytes=600 * MIB,
+        process="kernels, graphs and libraries",
+        mlp_rows=4096,
+        head_rows=lambda _vocab_size: config.max_num_seqs,
+        kv_itemsize=None if config.kv_cache_dtype == "auto" else 1,
+        work_bytes=lambda length: length << 16,
+    )
+    return plan_memory(config, SPEC, name="m", dtype="bfloat16", free_bytes=free, needs=needs)
+
+
+def test_a_gpu_gives_all_of_its_share_to_the_cache() -> None:
+    made = gpu_plan(40 * GIB, gpu_memory_utilization=0.8)
+    assert made.total_bytes <= made.usable_bytes < made.total_bytes + made.block_bytes
+    assert made.process_bytes == 600 * MIB
+    assert made.max_num_batched_tokens == 8192
+    assert made.head_rows == 256
+    assert "kernels, graphs and libraries" in made.render()
+    assert gpu_plan(40 * GIB, kv_cache_memory=GIB).kv_bytes <= GIB
+
+
+def test_an_8_bit_cache_holds_twice_as_much() -> None:
+    assert 2 * gpu_plan(40 * GIB, kv_cache_dtype="fp8").block_bytes == gpu_plan(40 * GIB).block_bytes
+
+
+def test_shorter_sequences_leave_their_scratch_to_the_cache() -> None:
+    made = gpu_plan(1700 * MIB, max_num_seqs=8, max_num_batched_tokens=512)
+    assert made.max_model_len < made.model_len_limit
+    assert made.total_bytes <= made.usable_bytes
+    assert (made.num_blocks - 1) * 16 >= made.max_model_len
 
 
 @pytest.mark.parametrize(("vocab_size", "rows"), [(32, 128), (49152, 128), (128256, 65), (1_000_000, 16)])

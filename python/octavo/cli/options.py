@@ -36,8 +36,9 @@ _OPTIONS = (
     _option(str, "auto", "--load-format", text="auto, or dummy: random weights from a config.json alone."),
     _option(int | None, None, "--max-model-len", text="Tokens of prompt and output together."),
     _option(int, 256, "--max-num-seqs", text="Sequences that run at once."),
-    _option(int, 2048, "--max-num-batched-tokens", text="Tokens computed in one step, at most."),
+    _option(int | None, None, "--max-num-batched-tokens", text="Tokens computed in one step, at most."),
     _option(int, 16, "--block-size", text="Tokens a KV block; a multiple of 16."),
+    _option(str, "auto", "--kv-cache-dtype", text="auto: as the activations; fp8: half the memory (GPU only)."),
     _option(int | None, None, "--num-gpu-blocks-override", text="Blocks of the KV cache; planned when left out."),
     _option(float, 0.9, "--gpu-memory-utilization", text="Share of the device's free memory to take."),
     _option(
@@ -124,6 +125,7 @@ def _config(arguments: dict[str, Any], settings: dict[str, Any]) -> EngineConfig
         ("device", ("auto", "cpu", "cuda")),
         ("load_format", ("auto", "dummy")),
         ("scheduling_policy", ("fcfs", "priority")),
+        ("kv_cache_dtype", ("auto", "fp8", "fp8_e4m3")),
     ):
         if settings[name] not in known:
             raise ConfigError(f"{name}: {settings[name]!r} is not one of {', '.join(known)}")

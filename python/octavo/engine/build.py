@@ -53,13 +53,17 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
         # Weights load for longer than a tokenizer, and mostly without the interpreter.
         reading = thread.submit(load_tokenizer, config, source)
         runner, info = build_runner(config, source, progress)
-        tokenizer = reading.result()
-    table = None
-    if tokenizer is not None:
-        table = tokenizer.token_table(info.vocab_size)
-        end_tokens = {*info.eos_token_ids, *tokenizer.eos_token_ids}
-        info = msgspec.structs.replace(info, eos_token_ids=tuple(sorted(end_tokens)))
-    return build_loop(config, runner, info, table), info, tokenizer
+        try:
+            tokenizer = reading.result()
+            table = None
+            if tokenizer is not None:
+                table = tokenizer.token_table(info.vocab_size)
+                end_tokens = {*info.eos_token_ids, *tokenizer.eos_token_ids}
+                info = msgspec.structs.replace(info, eos_token_ids=tuple(sorted(end_tokens)))
+            return build_loop(config, runner, info, table), info, tokenizer
+        except BaseException:
+            runner.close()
+            raise
 
 
 def build_loop(config: EngineConfig, runner: Runner, info: ModelInfo, table: TokenTable | None) -> EngineLoop:
@@ -69,12 +73,13 @@ def build_loop(config: EngineConfig, runner: Runner, info: ModelInfo, table: Tok
         block_size=info.block_size,
         num_blocks=info.num_blocks,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.batched_tokens(info.device),
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         eos_token_ids=list(info.eos_token_ids),
         policy=config.scheduling_policy,
         enable_prefix_caching=config.enable_prefix_caching,
+        group_min_blocks=info.group_min_blocks,
         token_table=table,
     )
     return EngineLoop(core, runner, overlap=overlap)

@@ -38,8 +38,10 @@ class LLM:
         with LLM("demo") as llm:
             outputs = llm.generate(["Once upon a time", "2 + 2 ="], SamplingParams(temperature=0, max_tokens=32))
 
-    In this process, one setting holds for the whole process: `num_threads`, the threads of Octavo's CPU kernels, which
-    every model shares; `close` sets it back. With `worker=True` nothing changes here; that costs a hop over a socket
+    In this process, some settings hold for the whole process, and `close` sets them back: `num_threads`, the threads of
+    Octavo's CPU kernels, which every model shares; on a GPU those of torch's matrix products (cuBLASLt, no reduced
+    sums, no TF32; the sizes of cuBLAS's workspaces in the environment stay) and torch's current stream in the thread
+    that asks for answers. With `worker=True` nothing changes here; that costs a hop over a socket
     each step.
 
     Threads may share it: their calls wait for each other. Prompts given in one call run at once.

@@ -34,10 +34,11 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
         num_blocks: blocks of the KV cache, the null block included.
         block_size: tokens a block.
         dtype: of weights, activations and KV cache.
-        device: such as `cpu`.
+        device: `cpu` or `cuda`.
         weights_bytes: of the weights as they lie in memory.
         kv_bytes: of the whole KV cache.
         eos_token_ids: tokens that end an answer, by the model's own files.
+        group_min_blocks: first blocks that decode rows must share to be read once for all of them; 0 for never.
         sampling_defaults: `SamplingParams` fields that the model's makers recommend, for requests that name none.
     """
 
@@ -52,6 +53,7 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
     weights_bytes: int
     kv_bytes: int
     eos_token_ids: tuple[int, ...] = ()
+    group_min_blocks: int = 0
     sampling_defaults: dict[str, float] = {}
 
     def known_as(self, name: str, recommended: Mapping[str, float]) -> ModelInfo:
@@ -100,7 +102,13 @@ class Handle(Protocol):
 
 
 class Runner(Protocol):
-    """Runs planned steps on one device."""
+    """Runs planned steps on one device.
+
+    Attributes:
+        info: what its model is.
+    """
+
+    info: ModelInfo
 
     def attach(self, core: Core) -> None:
         """Allocate the arenas and result buffers `core` asks for and hand them over; once, before a step."""

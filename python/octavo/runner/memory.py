@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,7 +15,16 @@ if TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.layers.spec import DecoderSpec
 
-__all__ = ["ITEM_SIZES", "MemoryPlan", "format_bytes", "head_rows", "model_len_limit", "plan_memory"]
+__all__ = [
+    "ITEM_SIZES",
+    "DeviceNeeds",
+    "MemoryPlan",
+    "cpu_needs",
+    "format_bytes",
+    "head_rows",
+    "model_len_limit",
+    "plan_memory",
+]
 
 ITEM_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -25,17 +36,44 @@ _LOGITS_BYTES = 32 << 20
 _MIN_HEAD_ROWS, _MAX_HEAD_ROWS = 16, 256
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceNeeds:
+    """What a device asks for beside weights, activations and KV cache.
+
+    Attributes:
+        device: `cpu` or `cuda`.
+        process_bytes: what its process and libraries take.
+        process: of what that is, in words.
+        mlp_rows: as of the device's `Operations`.
+        head_rows: logits rows computed at once, by the size of the vocabulary.
+        kv_itemsize: bytes of a number in the KV cache; None for the activations' own.
+        default_kv_bytes: of the KV cache where the settings leave it open; None for all that is left.
+        work_bytes: scratch of attention and sampling, by the length of the longest sequence.
+    """
+
+    device: str
+    process_bytes: int
+    process: str
+    mlp_rows: int
+    head_rows: Callable[[int], int]
+    kv_itemsize: int | None = None
+    default_kv_bytes: int | None = None
+    work_bytes: Callable[[int], int] = lambda _length: 0
+
+
 class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
     """Where the memory of one engine goes, in bytes.
 
     Attributes:
         model: its name.
-        dtype: of weights, activations and KV cache.
-        free_bytes: what this process may take now.
+        device: `cpu` or `cuda`.
+        dtype: of weights, activations and, where it has none of its own, KV cache.
+        free_bytes: what this process may take of the device's memory now.
         usable_bytes: the share of it that the settings allow.
-        host_bytes: interpreter and libraries.
+        process_bytes: what the process takes beside the rest.
+        process: of what that is, in words.
         weights_bytes: weights and the rotary table.
-        workspace_bytes: activations and logits of the largest step.
+        workspace_bytes: activations, logits and scratch of the largest step.
         state_bytes: block tables, plan arenas, sampling state; penalty counts as if every sequence had penalties.
         block_bytes: one block of the KV cache, all layers.
         block_size: tokens a block.
@@ -48,10 +86,12 @@ class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
     """
 
     model: str
+    device: str
     dtype: str
     free_bytes: int
     usable_bytes: int
-    host_bytes: int
+    process_bytes: int
+    process: str
     weights_bytes: int
     workspace_bytes: int
     state_bytes: int
@@ -72,7 +112,7 @@ class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
     @property
     def fixed_bytes(self) -> int:
         """All but the KV cache."""
-        return self.host_bytes + self.weights_bytes + self.workspace_bytes + self.state_bytes
+        return self.process_bytes + self.weights_bytes + self.workspace_bytes + self.state_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -90,7 +130,7 @@ class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
             ("activations", self.workspace_bytes, f"{self.max_num_batched_tokens:,} tokens a step"),
             ("KV cache", self.kv_bytes, f"{self.num_blocks:,} blocks of {self.block_size}: {tokens:,} tokens"),
             ("step state", self.state_bytes, f"{self.max_num_seqs:,} sequences"),
-            ("process", self.host_bytes, "interpreter and libraries"),
+            ("process", self.process_bytes, self.process),
             ("total", self.total_bytes, f"of {format_bytes(self.usable_bytes)} usable"),
             ("free now", self.free_bytes, ""),
         ]
@@ -125,14 +165,26 @@ def model_len_limit(spec: DecoderSpec) -> int:
     return rotary.max_position
 
 
+def cpu_needs(mlp_rows: int, max_num_seqs: int) -> DeviceNeeds:
+    """What a CPU asks for; its default is to leave the machine to others but for 1 GiB of KV cache."""
+    return DeviceNeeds(
+        device="cpu",
+        process_bytes=HOST_BYTES,
+        process="interpreter and libraries",
+        mlp_rows=mlp_rows,
+        head_rows=lambda vocab_size: head_rows(vocab_size, max_num_seqs),
+        default_kv_bytes=DEFAULT_KV_BYTES,
+    )
+
+
 def plan_memory(
-    config: EngineConfig, spec: DecoderSpec, *, name: str, dtype: str, free_bytes: int, mlp_rows: int
+    config: EngineConfig, spec: DecoderSpec, *, name: str, dtype: str, free_bytes: int, needs: DeviceNeeds
 ) -> MemoryPlan:
     """Divide the memory that is free.
 
-    The KV cache gets what the settings name, or else what all sequences could fill, 1 GiB at most (more where one
-    sequence of an explicit `max_model_len` needs it). Where no length is set, it is lowered to what one sequence can
-    have.
+    The KV cache gets what the settings name, or else what all sequences could fill, but no more than the device's
+    default (more where one sequence of an explicit `max_model_len` needs it). Where no length is set, it is lowered to
+    what one sequence can have.
 
     Args:
         config: the settings.
@@ -140,50 +192,68 @@ def plan_memory(
         name: the model's name, for messages.
         dtype: resolved; a key of `ITEM_SIZES`.
         free_bytes: what this process may take.
-        mlp_rows: as of the device's `Operations`.
+        needs: of the device.
 
     Raises:
         ConfigError: `max_model_len` beyond the model's positions.
         NotEnoughMemory: weights, or one sequence's blocks, do not fit; with the figures and the remedy.
     """
-    itemsize = ITEM_SIZES[dtype]
     limit = model_len_limit(spec)
     length = config.max_model_len or limit
     if length > limit:
         raise ConfigError(
             f"max_model_len: {length} is more than the {limit} positions that {name} knows; use {limit} or less"
         )
-    block_size, max_num_seqs = config.block_size, config.max_num_seqs
-    block_bytes = block_size * spec.kv_bytes_per_token(itemsize)
-    rows = head_rows(spec.vocab_size, max_num_seqs)
+    plan = _divide(config, spec, name=name, dtype=dtype, free_bytes=free_bytes, needs=needs, length=length)
+    tokens = (plan.num_blocks - 1) * plan.block_size
+    if tokens >= length:
+        return plan
+    if config.max_model_len is not None:
+        blocks = _blocks(length, plan.block_size) + 1
+        raise _too_small(plan, f"max_model_len {length} needs {blocks} blocks", plan.num_blocks)
+    # Shorter sequences need less scratch, so as many blocks fit at least.
+    return _divide(config, spec, name=name, dtype=dtype, free_bytes=free_bytes, needs=needs, length=tokens)
+
+
+def _divide(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    *,
+    name: str,
+    dtype: str,
+    free_bytes: int,
+    needs: DeviceNeeds,
+    length: int,
+) -> MemoryPlan:
+    """The plan for sequences of a length, which one sequence may turn out not to fit."""
+    itemsize = ITEM_SIZES[dtype]
+    max_tokens = config.batched_tokens(needs.device)
+    rows = needs.head_rows(spec.vocab_size)
+    workspace = spec.workspace_bytes(max_tokens, needs.mlp_rows, rows, itemsize) + needs.work_bytes(length)
     plan = MemoryPlan(
         model=name,
+        device=needs.device,
         dtype=dtype,
         free_bytes=free_bytes,
         usable_bytes=int(free_bytes * config.gpu_memory_utilization),
-        host_bytes=HOST_BYTES,
+        process_bytes=needs.process_bytes,
+        process=needs.process,
         weights_bytes=spec.num_parameters() * itemsize + length * spec.rotary.dim * 4,
-        workspace_bytes=spec.workspace_bytes(config.max_num_batched_tokens, mlp_rows, rows, itemsize),
-        state_bytes=_state_bytes(config, spec, length),
-        block_bytes=block_bytes,
-        block_size=block_size,
+        workspace_bytes=workspace,
+        state_bytes=_state_bytes(config, spec, length, max_tokens),
+        block_bytes=config.block_size * spec.kv_bytes_per_token(needs.kv_itemsize or itemsize),
+        block_size=config.block_size,
         num_blocks=0,
         max_model_len=length,
-        model_len_limit=limit,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        model_len_limit=model_len_limit(spec),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_tokens,
         head_rows=rows,
     )
-    num_blocks = _num_blocks(config, plan)
-    tokens = (num_blocks - 1) * block_size
-    if tokens < length:
-        if config.max_model_len is not None:
-            raise _too_small(plan, f"max_model_len {length} needs {_blocks(length, block_size) + 1} blocks", num_blocks)
-        length = tokens
-    return msgspec.structs.replace(plan, num_blocks=num_blocks, max_model_len=length)
+    return msgspec.structs.replace(plan, num_blocks=_num_blocks(config, plan, needs.default_kv_bytes))
 
 
-def _num_blocks(config: EngineConfig, plan: MemoryPlan) -> int:
+def _num_blocks(config: EngineConfig, plan: MemoryPlan, default_kv_bytes: int | None) -> int:
     """Blocks of the KV cache, the null block included; at least two."""
     left = plan.usable_bytes - plan.fixed_bytes
     one_sequence = _blocks(plan.max_model_len, plan.block_size) + 1
@@ -195,7 +265,7 @@ def _num_blocks(config: EngineConfig, plan: MemoryPlan) -> int:
         num_blocks = config.kv_cache_memory // plan.block_bytes
         source = f"kv_cache_memory {format_bytes(config.kv_cache_memory)}"
     else:
-        budget = DEFAULT_KV_BYTES
+        budget = left if default_kv_bytes is None else default_kv_bytes
         if config.max_model_len is not None:
             budget = max(budget, one_sequence * plan.block_bytes)
         most = config.max_num_seqs * (one_sequence - 1) + 1
@@ -220,7 +290,7 @@ def _too_small(plan: MemoryPlan, what: str, num_blocks: int) -> NotEnoughMemory:
         f"{plan.model}: {what}, and there is room for {num_blocks} of {format_bytes(plan.block_bytes)}. "
         f"Of {format_bytes(plan.free_bytes)} free, {format_bytes(plan.usable_bytes)} may be used; weights take "
         f"{format_bytes(plan.weights_bytes)}, activations {format_bytes(plan.workspace_bytes)}, the rest "
-        f"{format_bytes(plan.host_bytes + plan.state_bytes)}. Lower max_model_len, max_num_batched_tokens or "
+        f"{format_bytes(plan.process_bytes + plan.state_bytes)}. Lower max_model_len, max_num_batched_tokens or "
         "max_num_seqs, raise gpu_memory_utilization or kv_cache_memory, or use a smaller model"
     )
 
@@ -229,10 +299,10 @@ def _blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def _state_bytes(config: EngineConfig, spec: DecoderSpec, length: int) -> int:
+def _state_bytes(config: EngineConfig, spec: DecoderSpec, length: int, max_tokens: int) -> int:
     """Block tables, sampling state and the arenas; the arenas' small arrays are about 64 numbers a row."""
     rows = config.max_num_seqs
     tables = rows * (_blocks(length, config.block_size) + PARAM_WIDTH + 2)
-    arenas = NUM_ARENAS * (3 * config.max_num_batched_tokens + 64 * rows)
+    arenas = NUM_ARENAS * (3 * max_tokens + 64 * rows)
     counts = rows * spec.vocab_size
     return 4 * (tables + arenas + counts)

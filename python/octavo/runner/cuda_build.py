@@ -1,0 +1,245 @@
+"""Building a runner on a GPU: what it asks for, and its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from octavo import _core
+from octavo.errors import NotEnoughMemory
+from octavo.kernels import sample
+from octavo.kernels.attention import CHUNK, AttentionShape
+from octavo.kernels.attention_work import AttentionWork, work_bytes
+from octavo.kernels.linear import configure_cublas
+from octavo.kernels.step import PlanLayout
+from octavo.layers.cuda import MLP_ROWS, CudaOperations, check_kernels
+from octavo.layers.decoder import Decoder
+from octavo.layers.dummy import DummyWeights
+from octavo.layers.load import load_weights
+from octavo.runner.cuda import CudaRunner
+from octavo.runner.cuda_step import CudaStep
+from octavo.runner.device import find_gpu
+from octavo.runner.graphs import buckets
+from octavo.runner.interface import ModelInfo
+from octavo.runner.memory import DeviceNeeds, MemoryPlan, format_bytes
+from octavo.runner.warm import KernelCompiler
+from octavo.sampling_params import MAX_LOGPROBS
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+    from octavo.layers.spec import DecoderSpec
+    from octavo.layers.weights import Weights
+    from octavo.loading.progress import Progress
+
+__all__ = ["build_cuda_runner", "cuda_needs", "group_min_blocks", "make_step"]
+
+_LOG = logging.getLogger(__name__)
+
+RESERVE_BYTES = 600 << 20
+"""Loaded kernels, CUDA graphs and libraries' workspaces; the context itself is there before free memory is measured."""
+
+GROUP_MIN_TOKENS = CHUNK
+"""Shared first tokens from which on reading them once for all rows is worth an item of its own."""
+
+
+def cuda_needs(config: EngineConfig, spec: DecoderSpec) -> DeviceNeeds:
+    """What a GPU asks for beside weights, activations and KV cache.
+
+    Raises:
+        UnsupportedModel: heads that the kernels lack.
+    """
+    check_kernels(spec)
+    shape = attention_shape(config, spec)
+    max_num_seqs, max_tokens = config.max_num_seqs, config.batched_tokens("cuda")
+
+    def scratch(length: int) -> int:
+        attention = [work_bytes(max_num_seqs, length, max_tokens, shape, window) for window in set(spec.windows)]
+        return sum(attention) + sample.workspace_bytes(max_num_seqs, spec.vocab_size)
+
+    return DeviceNeeds(
+        device="cuda",
+        process_bytes=RESERVE_BYTES,
+        process="kernels, graphs and libraries",
+        mlp_rows=MLP_ROWS,
+        head_rows=lambda _vocab_size: max_num_seqs,
+        kv_itemsize=1 if shape.kv_fp8 else None,
+        work_bytes=scratch,
+    )
+
+
+def attention_shape(config: EngineConfig, spec: DecoderSpec) -> AttentionShape:
+    """The model's attention as the kernels know it."""
+    return AttentionShape(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=config.block_size,
+        scale=spec.attention_scale,
+        softcap=spec.attention_softcap,
+        kv_fp8=config.kv_cache_dtype != "auto",
+    )
+
+
+def group_min_blocks(config: EngineConfig) -> int:
+    """First blocks that decode rows must share to be read once for all of them."""
+    return -(-GROUP_MIN_TOKENS // config.block_size)
+
+
+def make_step(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    plan: MemoryPlan,
+    open_weights: Callable[[], Weights],
+    device: torch.device,
+    progress: Progress | None = None,
+) -> tuple[Callable[[PlanLayout], CudaStep], int, int]:
+    """Load a model and make room for its steps.
+
+    Args:
+        config: the settings.
+        spec: the model.
+        plan: of the memory; its dtype is the model's.
+        open_weights: gives the model's tensors.
+        device: where to; on `meta`, steps can be compiled and not run.
+        progress: told of the loading.
+
+    Returns:
+        (makes the step once the plan's layout is known, bytes of the weights, bytes of the KV cache).
+    """
+    dtype = getattr(torch, plan.dtype)
+    operations = CudaOperations(spec, dtype, config.block_size, device, config.kv_cache_dtype)
+    weights = load_weights(spec, open_weights(), operations, num_positions=plan.max_model_len, progress=progress)
+    cache = operations.kv_cache(plan.num_blocks, config.block_size)
+    max_tokens = plan.max_num_batched_tokens
+    decoder = Decoder(spec, weights, operations, max_tokens=max_tokens, head_rows=plan.head_rows)
+    shape = attention_shape(config, spec)
+    works = {
+        window: AttentionWork(plan.max_num_seqs, plan.max_model_len, max_tokens, shape, window, device)
+        for window in sorted(set(spec.windows))
+    }
+
+    def make(layout: PlanLayout) -> CudaStep:
+        return CudaStep(
+            decoder,
+            cache,
+            works,
+            layout,
+            max_num_seqs=plan.max_num_seqs,
+            max_model_len=plan.max_model_len,
+            block_size=plan.block_size,
+            max_logprobs=MAX_LOGPROBS,
+            device=device,
+        )
+
+    return make, weights.num_bytes, cache.num_bytes
+
+
+def build_cuda_runner(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    plan: MemoryPlan,
+    info: ModelInfo,
+    open_weights: Callable[[], Weights],
+    progress: Progress | None,
+) -> CudaRunner:
+    """Load a model on the GPU, its kernels compiled meanwhile.
+
+    Changes of torch's settings for the whole process are undone when the runner is closed.
+
+    Raises:
+        ModelError: files that are missing, corrupt, unsupported or contradictory.
+        NotEnoughMemory: another process took what the plan counted on.
+    """
+    restore = configure_cublas()
+    gpu = find_gpu()
+    device = torch.device("cuda", gpu.ordinal)
+    try:
+        compiler = KernelCompiler(lambda: _compile_steps(config, spec, plan), gpu.ordinal)
+        make, weights_bytes, kv_bytes = make_step(config, spec, plan, open_weights, device, progress)
+        # What loading took for a while goes back, so that the sum below is of what stays.
+        torch.cuda.empty_cache()
+        compiler.wait()
+    except torch.OutOfMemoryError as error:
+        restore()
+        raise NotEnoughMemory(f"{plan.model}: the GPU's memory ran out while loading.\n{plan.render()}") from error
+    except BaseException:
+        restore()
+        raise
+
+    def make_and_check(layout: PlanLayout) -> CudaStep:
+        try:
+            step = make(layout)
+        except torch.OutOfMemoryError as error:
+            raise NotEnoughMemory(f"{plan.model}: the GPU's memory ran out.\n{plan.render()}") from error
+        _check(plan, gpu.free_bytes)
+        return step
+
+    info = msgspec.structs.replace(
+        info, weights_bytes=weights_bytes, kv_bytes=kv_bytes, group_min_blocks=group_min_blocks(config)
+    )
+    return CudaRunner(
+        make_and_check,
+        info,
+        max_num_seqs=plan.max_num_seqs,
+        max_tokens=plan.max_num_batched_tokens,
+        device=device,
+        on_close=restore,
+    )
+
+
+def _check(plan: MemoryPlan, free_before: int) -> None:
+    """Compare what the allocator holds and the device lost with the plan.
+
+    Raises:
+        NotEnoughMemory: less is left than graphs and libraries are still to take.
+    """
+    held = torch.cuda.memory_reserved()
+    free, _ = torch.cuda.mem_get_info()
+    planned = plan.total_bytes - plan.process_bytes
+    _LOG.info(
+        "GPU memory: planned %s, taken %s, free %s", format_bytes(planned), format_bytes(held), format_bytes(free)
+    )
+    if held > planned + plan.process_bytes // 2:
+        _LOG.warning(
+            "GPU memory: %s were planned and %s are taken; please report this",
+            format_bytes(planned),
+            format_bytes(held),
+        )
+    if free < plan.process_bytes // 2:
+        raise NotEnoughMemory(
+            f"{plan.model}: {format_bytes(free)} of the GPU's memory are left of {format_bytes(free_before)}, and CUDA "
+            f"graphs need up to {format_bytes(plan.process_bytes)}: another process took what was free when loading "
+            "began; lower gpu_memory_utilization or end that process"
+        )
+
+
+def _compile_steps(config: EngineConfig, spec: DecoderSpec, plan: MemoryPlan) -> None:
+    """Make every call of every kind and size of step, on tensors without memory.
+
+    One layer of each window stands for all: the others launch the same kernels.
+    """
+    windows = tuple(sorted(set(spec.windows)))
+    small = dataclasses.replace(spec, num_layers=len(windows), windows=windows)
+    make, _, _ = make_step(config, small, plan, lambda: DummyWeights(small, 0), torch.device("meta"))
+    core = _core.Core(
+        block_size=plan.block_size,
+        num_blocks=plan.num_blocks,
+        max_num_seqs=plan.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=[],
+    )
+    step = make(PlanLayout.of(core.layout(), core.arena_len()))
+    for size in buckets(plan.max_num_seqs, plan.max_num_batched_tokens):
+        if size <= plan.max_num_seqs:
+            step("decode", size)
+            step("grouped", size)
+        step("mixed", size)
+    step.count_history(torch.empty(1, dtype=torch.int32, device="meta"), 0, 1)
+    step.copy_blocks(0)

@@ -1,0 +1,138 @@
+"""All that a step launches on a GPU, from taking the plan in to giving the samples out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.attention_work import plan_attention
+from octavo.kernels.sample import SampleWorkspace, sample
+from octavo.kernels.step import NUM_ARENAS, DeviceState, PlanLayout, Samples, count_history, publish, take_plan
+from octavo.layers.cuda_inputs import CudaStepInputs, StepKind
+
+if TYPE_CHECKING:
+    from octavo.kernels.attention_work import AttentionWork
+    from octavo.layers.decoder import Decoder
+    from octavo.layers.operations import KvCache
+
+__all__ = ["CudaStep"]
+
+_MIN_STAGING = 1 << 14
+
+
+class CudaStep:
+    """The step of one model. All memory is taken at construction; a launch allocates nothing and waits for nothing.
+
+    Args:
+        decoder: the model.
+        cache: its KV cache.
+        works: attention's plan and partial results, by sliding window.
+        layout: of the plan.
+        max_num_seqs: slots.
+        max_model_len: tokens of the longest sequence.
+        block_size: tokens of a block.
+        max_logprobs: likeliest tokens a sample may ask for.
+        device: of all this; on `meta`, launches can be compiled and not run.
+
+    Attributes:
+        arenas: int32[NUM_ARENAS, length] on the host, pinned where the device is a GPU.
+        ring: the samples of the step of each arena, likewise.
+        staging: int32[NUM_ARENAS, tokens of at least one sequence] likewise, for histories on their way to be counted.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KvCache,
+        works: dict[int, AttentionWork],
+        layout: PlanLayout,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        max_logprobs: int,
+        device: torch.device,
+    ) -> None:
+        vocab_size = decoder.spec.vocab_size
+        pinned = device.type == "cuda"
+        host = device if device.type == "meta" else torch.device("cpu")
+        self.layout = layout
+
+        def on_host(length: int) -> Tensor:
+            return torch.zeros((NUM_ARENAS, length), dtype=torch.int32, device=host, pin_memory=pinned)
+
+        self.arenas = on_host(layout.length)
+        self.staging = on_host(max(max_model_len, _MIN_STAGING))
+        self.ring = Samples.empty(max_num_seqs, max_logprobs, device, ring=True)
+        self._token_counts = torch.zeros((max_num_seqs, vocab_size), dtype=torch.int32, device=device)
+        self._decoder = decoder
+        self._cache = cache
+        self._works = works
+        self._max_num_seqs = max_num_seqs
+        self._state = DeviceState.empty(layout, max_num_seqs, -(-max_model_len // block_size), device)
+        self._samples = Samples.empty(max_num_seqs, max_logprobs, device)
+        self._workspace = SampleWorkspace(max_num_seqs, vocab_size, max_logprobs, device)
+        self._ban_logits = layout.view(self._state.plan, "ban_logits")
+        self._ban_tokens = layout.view(self._state.plan, "ban_tokens")
+        self._inputs: dict[tuple[StepKind, int], CudaStepInputs] = {}
+
+    def __call__(self, kind: StepKind, tokens: int) -> None:
+        """Launch the next step on the current stream.
+
+        Args:
+            kind: which rows the step has.
+            tokens: its size, at least its tokens and at least its samples.
+        """
+        inputs = self._inputs.get((kind, tokens))
+        rows = min(tokens, self._max_num_seqs)
+        state, samples = self._state, self._samples
+        if inputs is None:
+            inputs = CudaStepInputs.of(kind, state, self.layout, self._works, tokens=tokens, rows=rows)
+            self._inputs[kind, tokens] = inputs
+        take_plan(self.arenas, self.layout, state, tokens=tokens, rows=rows)
+        for work in self._works.values():
+            plan_attention(
+                inputs.counts,
+                inputs.rows,
+                inputs.query_start,
+                inputs.seq_lens,
+                inputs.group_rows,
+                inputs.group_starts,
+                inputs.group_blocks,
+                work,
+                rows=rows,
+                grouped=kind == "grouped",
+                mixed=kind == "mixed",
+            )
+        self._decoder.forward(inputs, self._cache)
+        logits = self._decoder.compute_logits(inputs.logits_rows)
+        sample(
+            logits,
+            inputs.counts,
+            inputs.logits_rows,
+            inputs.logits_slots,
+            inputs.positions,
+            state.params,
+            self._token_counts,
+            self._ban_logits,
+            self._ban_tokens,
+            state.last_token,
+            samples.ids,
+            samples.logprobs,
+            samples.top_ids,
+            samples.top_logprobs,
+            self._workspace,
+            rows=rows,
+        )
+        publish(state, inputs.counts, inputs.logits_slots, samples, self.ring)
+
+    def count_history(self, tokens: Tensor, slot: int, prompt_length: int) -> None:
+        """Launch the counting of a sequence's tokens for its penalties; as `kernels.step.count_history`."""
+        count_history(tokens, self._token_counts, slot, prompt_length)
+
+    def copy_blocks(self, turn: int) -> None:
+        """Launch the copies of whole cache blocks that the plan in an arena asks for; before the step itself."""
+        view, arena = self.layout.view, self.arenas[turn]
+        self._cache.copy_blocks(view(arena, "copy_sources"), view(arena, "copy_destinations"), view(arena, "counts"))

@@ -1,0 +1,127 @@
+"""Which device an engine runs on, and what is wrong with it if it cannot. Imports torch only where a GPU may be."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from octavo import _core
+from octavo.errors import ConfigError
+from octavo.runner.early import EarlyContext
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+
+__all__ = ["Gpu", "find_gpu", "resolve_device", "resolve_dtype"]
+
+_LOG = logging.getLogger(__name__)
+_ROOT = Path("/")
+_MIN_CAPABILITY = (8, 0)
+_DRIVER_FILES = ("dev/nvidiactl", "dev/nvhost-gpu", "dev/dxg")
+"""What a driver shows: of a card, of a board whose GPU is built in, and of Windows' subsystem."""
+
+
+class Gpu(NamedTuple):
+    """A GPU that Octavo can use.
+
+    Attributes:
+        ordinal: torch's number of it.
+        name: such as `NVIDIA H200`.
+        capability: of its instruction set, such as (9, 0).
+        free_bytes: of its memory, now.
+        total_bytes: of its memory.
+    """
+
+    ordinal: int
+    name: str
+    capability: tuple[int, int]
+    free_bytes: int
+    total_bytes: int
+
+
+def resolve_device(config: EngineConfig) -> str:
+    """The device the settings name; for `auto` the GPU where there is one that Octavo can use.
+
+    Returns:
+        `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: `cuda` where it cannot be used, with the reason and the remedy.
+    """
+    if config.device == "cpu":
+        return "cpu"
+    reason = _what_is_missing()
+    if reason is None:
+        return "cuda"
+    if config.device == "cuda":
+        raise ConfigError(f"device: `cuda` cannot be used: {reason}")
+    if reason != _NO_DRIVER:
+        _LOG.warning("running on the CPU: %s", reason)
+    return "cpu"
+
+
+def resolve_dtype(config: EngineConfig, device: str) -> str:
+    """The dtype of weights, activations and KV cache.
+
+    Raises:
+        ConfigError: one that the device computes too slowly to be of use.
+    """
+    if device == "cuda":
+        if config.dtype == "float32":
+            raise ConfigError("dtype: `float32` is not supported on a GPU; use `bfloat16` or `float16`")
+        return "bfloat16" if config.dtype == "auto" else config.dtype
+    if config.dtype == "auto":
+        return "bfloat16" if _core.cpu_info()["bf16_native"] else "float32"
+    if config.dtype == "float16":
+        raise ConfigError("dtype: `float16` is not supported on a CPU; use `bfloat16` or `float32`")
+    return config.dtype
+
+
+def find_gpu() -> Gpu:
+    """The GPU in use, and its free memory; only after `resolve_device` said `cuda`.
+
+    Raises:
+        ConfigError: it cannot be reached, as when another process holds it alone.
+    """
+    import torch
+
+    try:
+        index = torch.cuda.current_device()
+        free, total = torch.cuda.mem_get_info(index)
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+        raise ConfigError(f"device: `cuda` cannot be used: {text}; see `nvidia-smi`, or use `cpu`") from None
+    return Gpu(index, torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index), free, total)
+
+
+_NO_DRIVER = (
+    "there is no NVIDIA driver here; install one, give the container the GPU (docker run --gpus all), or use `cpu`"
+)
+
+
+def _what_is_missing() -> str | None:
+    """Why no GPU can be used; None where one can."""
+    if not any((_ROOT / name).exists() for name in _DRIVER_FILES):
+        return _NO_DRIVER
+    context = EarlyContext()
+    import torch
+
+    context.wait()
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA; install torch's CUDA build, or use `cpu`"
+    if not torch.cuda.is_available():
+        return (
+            f"torch {torch.__version__} finds no GPU: CUDA_VISIBLE_DEVICES hides it, or the driver is too old for CUDA "
+            f"{torch.version.cuda}; see `nvidia-smi`, or use `cpu`"
+        )
+    capability = torch.cuda.get_device_capability()
+    if capability < _MIN_CAPABILITY:
+        return (
+            f"{torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}, and 8.0 is the "
+            "least (A100, A10, L4, RTX 30 and later); use `cpu`"
+        )
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed; install it, or use `cpu`"
+    return None

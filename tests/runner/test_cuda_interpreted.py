@@ -1,0 +1,168 @@
+"""The GPU's runner end to end in Triton's interpreter: the same tokens as the CPU's, however the steps are cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from octavo.config import EngineConfig
+from octavo.engine.build import build_loop
+from octavo.loading.config import load_model_config
+from octavo.loading.resolve import resolve_model
+from octavo.loading.weights import open_weights
+from octavo.models.registry import decoder_spec
+from octavo.runner.build import build_runner
+from octavo.runner.interface import ModelInfo, Runner
+
+if torch.cuda.is_available():
+    pytest.skip("the interpreter is for machines without a GPU", allow_module_level=True)
+
+from octavo.runner.cuda import CudaRunner
+from octavo.runner.cuda_build import cuda_needs, make_step
+from octavo.runner.memory import plan_memory
+
+pytestmark = pytest.mark.usefixtures("device")
+
+SETTINGS = {"dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 48, "max_model_len": 96}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = transformers.Qwen3Config(
+        vocab_size=101,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        eos_token_id=None,
+    )
+    torch.manual_seed(3)
+    path = tmp_path_factory.mktemp("model")
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
+
+
+def cpu_runner(config: EngineConfig) -> tuple[Runner, ModelInfo]:
+    return build_runner(config, resolve_model(config.model))
+
+
+def gpu_runner(config: EngineConfig) -> tuple[Runner, ModelInfo]:
+    """The GPU's runner, of tensors on the CPU."""
+    source = resolve_model(config.model)
+    spec = decoder_spec(load_model_config(source))
+    needs = cuda_needs(config, spec)
+    plan = plan_memory(config, spec, name="m", dtype="float32", free_bytes=4 << 30, needs=needs)
+    device = torch.device("cpu")
+    make, weights_bytes, kv_bytes = make_step(config, spec, plan, lambda: open_weights(source), device)
+    info = ModelInfo(
+        name="m",
+        architecture=spec.architecture,
+        max_model_len=plan.max_model_len,
+        vocab_size=spec.vocab_size,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        dtype=plan.dtype,
+        device="cuda",
+        weights_bytes=weights_bytes,
+        kv_bytes=kv_bytes,
+        group_min_blocks=1,
+    )
+    max_tokens = plan.max_num_batched_tokens
+    return CudaRunner(make, info, max_num_seqs=plan.max_num_seqs, max_tokens=max_tokens, device=device), info
+
+
+@dataclasses.dataclass
+class Answers:
+    """Tokens by (request, sample), log probabilities likewise, and the core's statistics."""
+
+    tokens: dict[tuple[int, int], list[int]]
+    logprobs: dict[tuple[int, int], list[tuple[float, list[int], list[float]]]]
+    stats: dict[str, int]
+
+
+def answer(make: Any, folder: Path, requests: list[tuple[list[int], dict[str, Any]]], **changes: Any) -> Answers:
+    config = EngineConfig(model=str(folder), device="cpu", **{**SETTINGS, "num_blocks": 24, **changes})
+    runner, info = make(config)
+    loop = build_loop(config, runner, info, None)
+    for number, (prompt, params) in enumerate(requests):
+        settings = {"max_tokens": 4, "temperature": 0.0, "arrival_us": number} | params
+        loop.core.submit(number, np.array(prompt, dtype=np.int32).tobytes(), **settings)
+    tokens, logprobs = defaultdict(list), defaultdict(list)
+    while loop.has_work():
+        outputs = loop.step()
+        loop.core.check_invariants()
+        if outputs is None:
+            continue
+        keys = zip(
+            np.frombuffer(outputs.request_ids, dtype=np.int64).tolist(),
+            np.frombuffer(outputs.sample_indices, dtype=np.int32).tolist(),
+            strict=True,
+        )
+        ids = np.frombuffer(outputs.token_ids, dtype=np.int32).tolist()
+        for row, (key, token) in enumerate(zip(keys, ids, strict=True)):
+            tokens[key].append(token)
+            if outputs.logprobs is not None:
+                given = outputs.logprobs
+                width = given.width
+                tops = np.frombuffer(given.top_ids, dtype=np.int32).reshape(-1, width)[row]
+                values = np.frombuffer(given.top, dtype=np.float32).reshape(-1, width)[row]
+                chosen = float(np.frombuffer(given.chosen, dtype=np.float32)[row])
+                logprobs[key].append((chosen, tops.tolist(), values.tolist()))
+    stats = loop.core.stats()
+    loop.close()
+    return Answers(dict(tokens), dict(logprobs), stats)
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 101, length).tolist()
+
+
+SHARED = prompt(33, 9)
+REQUESTS: dict[str, list[tuple[list[int], dict[str, Any]]]] = {
+    "mixed lengths, chunked": [(prompt(60, 1), {}), (prompt(1, 2), {}), (prompt(17, 3), {"max_tokens": 6})],
+    "shared prefixes": [(SHARED, {}), ([*SHARED, 5], {}), ([*SHARED, 7, 8], {}), (SHARED, {})],
+    "several samples": [(prompt(20, 4), {"n": 3, "temperature": 0.9, "seed": 5}), (prompt(3, 5), {})],
+    "penalties and bans": [
+        (prompt(18, 6), {"repetition_penalty": 1.3, "presence_penalty": 0.5, "max_tokens": 6}),
+        (prompt(5, 7), {"frequency_penalty": 0.7, "min_tokens": 4, "stop_token_ids": list(range(60)), "max_tokens": 6}),
+        (prompt(9, 8), {"temperature": 0.8, "seed": 3, "top_k": 5, "top_p": 0.9, "min_p": 0.01}),
+    ],
+}
+
+
+@pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
+def test_tokens_are_those_of_the_cpu(folder: Path, requests: Any) -> None:
+    expected = answer(cpu_runner, folder, requests)
+    got = answer(gpu_runner, folder, requests)
+    assert got.tokens == expected.tokens
+    assert got.stats["blocks_free"] == got.stats["blocks_total"]
+
+
+def test_log_probabilities_are_those_of_the_cpu(folder: Path) -> None:
+    requests = [(prompt(6, 1), {"logprobs": 3}), (prompt(4, 2), {}), (prompt(2, 3), {"logprobs": 0})]
+    expected = answer(cpu_runner, folder, requests)
+    got = answer(gpu_runner, folder, requests)
+    assert got.tokens == expected.tokens
+    for request, width in ((0, 3), (2, 0)):
+        for mine, theirs in zip(got.logprobs[request, 0], expected.logprobs[request, 0], strict=True):
+            assert mine[0] == pytest.approx(theirs[0], abs=1e-4)
+            assert mine[1][:width] == theirs[1][:width]
+            assert mine[2][:width] == pytest.approx(theirs[2][:width], abs=1e-4)
+
+
+def test_preempted_answers_go_on_as_they_were(folder: Path) -> None:
+    requests = [(prompt(30, seed), {"max_tokens": 7, "frequency_penalty": 0.2}) for seed in range(2)]
+    expected = answer(cpu_runner, folder, requests)
+    got = answer(gpu_runner, folder, requests, num_blocks=6, max_model_len=64)
+    assert got.stats["preemptions"] > 0
+    assert got.tokens == expected.tokens

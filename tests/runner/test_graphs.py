@@ -1,0 +1,88 @@
+"""The sizes that steps are padded to, and when a step is captured."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from octavo.errors import EngineDead
+from octavo.runner.graphs import StepGraphs, bucket_table, buckets
+
+
+def test_sizes() -> None:
+    sizes = buckets(256, 8192)
+    assert sizes[:12] == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80]
+    rows = [size for size in sizes if 64 <= size <= 256]
+    assert rows == [64, 80, 96, 112, 128, 160, 192, 224, 256]
+    assert [size for size in sizes if 256 < size <= 1536] == [384, 512, 640, 768, 896, 1024, 1280, 1536]
+    assert sizes[-3:] == [7168, 7680, 8192]
+    assert sizes == sorted(set(sizes))
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (3, 7), (5, 2048), (100, 100), (250, 1000), (1024, 8192)])
+def test_every_step_has_a_size(rows: int, tokens: int) -> None:
+    sizes = buckets(rows, tokens)
+    table = bucket_table(sizes)
+    assert len(table) == tokens + 1
+    assert all(size >= max(count, 1) and size in sizes for count, size in enumerate(table))
+    assert table[rows] == rows, "a full step of decode rows is not padded"
+    assert table[tokens] == tokens
+    assert all(size <= max(8, 2 * count) for count, size in enumerate(table) if count > 1)
+
+
+class Graph:
+    """Stands in for `torch.cuda.CUDAGraph`."""
+
+    made: ClassVar[list[Graph]] = []
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        Graph.made.append(self)
+
+    def capture_begin(self, *, pool: Any, capture_error_mode: str) -> None:
+        assert pool == "pool"
+        self.calls.append(f"begin {capture_error_mode}")
+
+    def capture_end(self) -> None:
+        self.calls.append("end")
+
+    def replay(self) -> None:
+        self.calls.append("replay")
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Graph, "made", [])
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+
+
+@pytest.mark.usefixtures("graphs")
+def test_the_first_step_of_a_kind_runs_and_later_ones_are_captured_once() -> None:
+    launched: list[tuple[str, int]] = []
+    steps = StepGraphs(lambda kind, size: launched.append((kind, size)))
+    for kind, size in [("decode", 8), ("decode", 8), ("decode", 8), ("decode", 4), ("mixed", 8), ("decode", 4)]:
+        steps.run(kind, size)  # type: ignore[arg-type]
+    assert launched == [("decode", 8), ("decode", 8), ("decode", 4), ("mixed", 8)]
+    assert [graph.calls for graph in Graph.made] == [
+        ["begin relaxed", "end", "replay", "replay"],
+        ["begin relaxed", "end", "replay", "replay"],
+    ]
+    assert steps.num_captured == 2
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_capture_that_fails_ends_the_engine() -> None:
+    fails = False
+
+    def step(_kind: str, _size: int) -> None:
+        if fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    steps = StepGraphs(step)
+    steps.run("mixed", 16)
+    fails = True
+    with pytest.raises(EngineDead, match="a mixed step of 32 tokens could not be captured as a CUDA graph: operation"):
+        steps.run("mixed", 32)
+    assert Graph.made[-1].calls == ["begin relaxed", "end"]
