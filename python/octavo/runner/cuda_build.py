@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from octavo.layers.weights import Weights
     from octavo.loading.progress import Progress
 
-__all__ = ["build_cuda_runner", "cuda_needs", "group_min_blocks", "make_step"]
+__all__ = ["build_cuda_runner", "compile_steps", "cuda_needs", "group_min_blocks", "make_step"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ def build_cuda_runner(
     gpu = find_gpu()
     device = torch.device("cuda", gpu.ordinal)
     try:
-        compiler = KernelCompiler(lambda: _compile_steps(config, spec, plan), gpu.ordinal)
+        compiler = KernelCompiler(lambda: compile_steps(config, spec, plan), gpu.ordinal)
         make, weights_bytes, kv_bytes = make_step(config, spec, plan, open_weights, device, progress)
         # What loading took for a while goes back, so that the sum below is of what stays.
         torch.cuda.empty_cache()
@@ -218,7 +218,7 @@ def _check(plan: MemoryPlan, free_before: int) -> None:
         )
 
 
-def _compile_steps(config: EngineConfig, spec: DecoderSpec, plan: MemoryPlan) -> None:
+def compile_steps(config: EngineConfig, spec: DecoderSpec, plan: MemoryPlan) -> None:
     """Make every call of every kind and size of step, on tensors without memory.
 
     One layer of each window stands for all: the others launch the same kernels.
