@@ -43,7 +43,6 @@ __all__ = ["SampleTiles", "SampleWorkspace", "compile_cases", "sample", "workspa
 
 _NUM_BAN_PROGRAMS = 8
 _BAN_BLOCK = 128
-_REDUCE_WARPS = 8
 _CHOOSE_WARPS = 8
 
 
@@ -72,19 +71,19 @@ def _draw_block(
     SUB: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
 ):
-    """The best of (logit - maximum) / temperature + noise of the block from start on, and its id.
+    """The best of (logit - maximum) times the inverse temperature, plus noise, of the block from start on, and its id.
 
     The logits come out of the L1 cache a second time.
     """
     first, second = noise_keys(tl.load(words + 7), tl.load(words + 8), tl.load(words + 9), position)
-    temperature = float_word(words, 0)
+    inverse = tl.div_rn(1.0, float_word(words, 0))
     place = tl.arange(0, PART)[:, None] * SUB + tl.arange(0, SUB)[None, :]
     best = tl.full([PART, SUB], float("-inf"), tl.float32)
     best_ids = tl.full([PART, SUB], NO_ID, tl.int32)
     for part in range(start, start + BLOCK, PART * SUB):
         token_ids = part + place
         x = row_values(row_logits, row_counts, words, token_ids, token_ids < VOCAB, HAS_COUNTS)
-        score = tl.div_rn(x - maximum, tl.zeros_like(x) + temperature) + gumbel(noise_bits(token_ids, first, second))
+        score = (x - maximum) * inverse + gumbel(noise_bits(token_ids, first, second))
         score = tl.where(x > float("-inf"), score, float("-inf"))
         # Ids rise from part to part, so the first of equals stays.
         best_ids = tl.where(score > best, token_ids, best_ids)
@@ -94,9 +93,9 @@ def _draw_block(
 
 
 @triton.jit
-def _store_masses(masses, x, largest, temperature):
-    """Store the sums of e^((x - largest) / temperature) of rows of x [n, SUB] to masses [n]; 0 where all are -inf."""
-    z = tl.div_rn(x - largest[:, None], tl.zeros_like(x) + temperature)
+def _store_masses(masses, x, largest, inverse):
+    """Store the sums of e^((x - largest) * inverse) of rows of x [n, SUB] to masses [n]; 0 where all are -inf."""
+    z = (x - largest[:, None]) * inverse
     tl.store(masses, tl.sum(tl.where(x > float("-inf"), tl.exp(z), 0.0), 1))
 
 
@@ -120,6 +119,7 @@ def _reduce_blocks_kernel(
     BLOCK: tl.constexpr,
     PART: tl.constexpr,
     SUB: tl.constexpr,
+    STAGES: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
 ):
     """Reduce one block of a row. Grid (NUM_BLOCKS, rows).
@@ -132,7 +132,7 @@ def _reduce_blocks_kernel(
         raw_sub_masses: as sub_masses before penalties and temperature, there.
         block_floats: float32 [rows, 2, NUM_BLOCKS]: the largest penalized logit, the best score over it.
         block_ids: int32 [rows, 2, NUM_BLOCKS]: the lowest ids of both.
-        PART: sub-blocks of SUB that are worked on at a time.
+        PART: sub-blocks of SUB that are worked on at a time, while the next STAGES - 1 are on their way.
     """
     row = tl.program_id(1)
     if row >= tl.load(counts + 3):
@@ -141,7 +141,6 @@ def _reduce_blocks_kernel(
     start = block * BLOCK
     row_logits = logits + row.to(tl.int64) * VOCAB
     place = tl.arange(0, PART)[:, None] * SUB + tl.arange(0, SUB)[None, :]
-    x = tl.load(row_logits + start + place, mask=start + place < VOCAB, other=float("-inf"))
     slot = tl.load(logits_slots + row)
     words = slot_params + slot * PARAM_WORDS
     wants_logprobs = (tl.load(words + 10) & WANTS_LOGPROBS) != 0
@@ -155,10 +154,8 @@ def _reduce_blocks_kernel(
     best = tl.full([PART, SUB], float("-inf"), tl.float32)
     best_ids = tl.full([PART, SUB], NO_ID, tl.int32)
     sub = row * (NUM_BLOCKS * BLOCK // SUB) + start // SUB + tl.arange(0, PART)
-    for part in range(start, start + BLOCK, PART * SUB):
-        # The next part is on its way while this one is worked on.
-        ahead = part + PART * SUB + place
-        next_x = tl.load(row_logits + ahead, mask=ahead < tl.minimum(start + BLOCK, VOCAB), other=float("-inf"))
+    for part in tl.range(start, start + BLOCK, PART * SUB, num_stages=STAGES):
+        x = tl.load(row_logits + part + place, mask=part + place < VOCAB, other=float("-inf"))
         x = tl.where(x == x, x, float("-inf"))
         if wants_logprobs:
             largest = tl.max(x, 1)
@@ -169,11 +166,10 @@ def _reduce_blocks_kernel(
         largest = tl.max(x, 1)
         tl.store(sub_maxima + sub, largest)
         if wants_masses:
-            _store_masses(sub_masses + sub, x, largest, float_word(words, 0))
+            _store_masses(sub_masses + sub, x, largest, tl.div_rn(1.0, float_word(words, 0)))
         best_ids = tl.where(x > best, part + place, best_ids)
         best = tl.maximum(best, x)
         sub += PART
-        x = next_x
     maximum = tl.max(tl.max(best, 1), 0)
     floats = block_floats + row * (2 * NUM_BLOCKS) + block
     ids = block_ids + row * (2 * NUM_BLOCKS) + block
@@ -243,7 +239,7 @@ def _choose_kernel(
             token = tl.load(drawn + row)
         else:
             scores = tl.load(floats + NUM_BLOCKS, mask=exists, other=float("-inf"))
-            scores += tl.div_rn(maxima - maximum, tl.zeros_like(maxima) + float_word(words, 0))
+            scores += (maxima - maximum) * tl.div_rn(1.0, float_word(words, 0))
             scores = tl.where(maxima > float("-inf"), scores, float("-inf"))
             places = tl.load(ids + NUM_BLOCKS, mask=exists, other=NO_ID)
             token = tl.min(tl.where(scores == tl.max(scores, 0), places, NO_ID), 0)
@@ -272,19 +268,23 @@ def _choose_kernel(
 
 @dataclass(frozen=True)
 class SampleTiles:
-    """How the kernels cut a row; powers of two.
+    """How the kernels cut a row; powers of two but for the stages.
 
     Attributes:
         sub: logits that share a maximum.
         subs: these parts in a block that one program reduces.
         part: these parts that it works on at a time.
+        stages: of its pipelined loads.
+        warps: of its program.
         visited: logits of the parts that one pass over a row with limits takes at a time; at least sub.
         found: candidates that are searched in registers.
     """
 
     sub: int = 128
     subs: int = 32
-    part: int = 8
+    part: int = 4
+    stages: int = 4
+    warps: int = 4
     visited: int = 2048
     found: int = 4096
 
@@ -418,8 +418,9 @@ def sample(
         BLOCK=tiles.sub * tiles.subs,
         PART=tiles.part,
         SUB=tiles.sub,
+        STAGES=tiles.stages,
         HAS_COUNTS=has_counts,
-        num_warps=_REDUCE_WARPS,
+        num_warps=tiles.warps,
         enable_fp_fusion=False,
     )
     launch(
@@ -497,7 +498,11 @@ def compile_cases(capability: int) -> list[CompileCase]:
         }
         for kernel, constants, num_warps in (
             (_ban_kernel, {"VOCAB": vocab_size, "BLOCK": _BAN_BLOCK}, 1),
-            (_reduce_blocks_kernel, shape | {"BLOCK": _TILES.sub * _TILES.subs, "PART": _TILES.part}, _REDUCE_WARPS),
+            (
+                _reduce_blocks_kernel,
+                shape | {"BLOCK": _TILES.sub * _TILES.subs, "PART": _TILES.part, "STAGES": _TILES.stages},
+                _TILES.warps,
+            ),
             (_choose_kernel, shape | choice, _CHOOSE_WARPS),
         ):
             arguments = {

@@ -17,7 +17,7 @@ from torch import Tensor
 
 # Small enough that a row of a thousand logits takes every path: several blocks, more candidates than are searched at
 # once, more visited parts than a pass takes at a time.
-TILES = SampleTiles(sub=32, subs=8, part=4, visited=64, found=128)
+TILES = SampleTiles(sub=32, subs=8, part=4, stages=2, visited=64, found=128)
 MAX_LOGPROBS = 20
 UNTOUCHED = -7
 
