@@ -47,8 +47,11 @@ class Device:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.broken = False
-        for name in ("set_device", "set_stream", "empty_cache", "synchronize"):
+        self.current = threading.local()
+        for name in ("set_device", "empty_cache", "synchronize"):
             monkeypatch.setattr(torch.cuda, name, lambda *_args, name=name: self.call(name))
+        monkeypatch.setattr(torch.cuda, "set_stream", self.set_stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: getattr(self.current, "stream", "default"))
         monkeypatch.setattr(torch.cuda, "default_stream", lambda _device: "default")
         monkeypatch.setattr(torch.cuda, "Stream", lambda _device: self.object("stream"))
         monkeypatch.setattr(torch.cuda, "Event", lambda: self.object("event"))
@@ -58,6 +61,10 @@ class Device:
         return SimpleNamespace(
             synchronize=lambda: self.call(f"{name} synchronize"), record=lambda _stream: self.call(f"{name} record")
         )
+
+    def set_stream(self, stream: Any) -> None:
+        self.current.stream = stream
+        self.call("set_stream")
 
     def call(self, name: str) -> None:
         self.calls.append(name)
@@ -192,7 +199,25 @@ def test_a_thread_that_launches_uses_the_steps_stream(cuda: Device) -> None:
     assert cuda.calls == ["set_device", "set_stream", "event record", "event synchronize"]
     cuda.calls.clear()
     bench.runner.close()
-    assert cuda.calls == ["stream synchronize", "empty_cache"]
+    assert cuda.calls == ["stream synchronize", "set_stream", "empty_cache"]
+    assert cuda.current.stream == "default"
+
+
+def test_engines_that_take_turns_in_a_thread_use_each_its_own_stream(cuda: Device) -> None:
+    first, second = Bench("cuda"), Bench("cuda")
+    for bench in (first, second):
+        bench.runner._run = bench.step  # Nothing that could be captured.
+    used = []
+    for bench in (first, second, first, second):
+        bench.runner.launch(bench.plan(1)).result()
+        used.append(cuda.current.stream)
+    assert used[:2] == used[2:]
+    assert used[0] != used[1]
+    first.runner.close()
+    assert cuda.current.stream == used[1], "the second's, which goes on"
+    cuda.calls.clear()
+    second.runner.launch(second.plan(1)).result()
+    assert "set_stream" not in cuda.calls
 
 
 def test_a_fault_on_the_device_ends_the_engine_and_the_runner_still_closes(cuda: Device) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -97,7 +96,6 @@ class CudaRunner:
         self._on_close = on_close
         self._next_turn = 1
         self._open = 0
-        self._thread = 0
         self._stream: torch.cuda.Stream | None = None
         self._events: list[torch.cuda.Event] = []
         self._graphs: StepGraphs | None = None
@@ -157,7 +155,8 @@ class CudaRunner:
             size = self._sizes[max(plan.num_tokens, num_logits)]
             kind = "mixed"
         try:
-            if self._stream is not None and self._thread != threading.get_ident():
+            # Another engine's stream may be current in this thread, or another thread ask.
+            if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:
                 self._use_stream()
             if plan.num_param_updates:
                 self._take_params(turn, plan.num_param_updates)
@@ -195,8 +194,8 @@ class CudaRunner:
         if self._stream is not None:
             with contextlib.suppress(RuntimeError):
                 self._stream.synchronize()
-            if self._thread == threading.get_ident():
-                with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError):
+                if torch.cuda.current_stream(self._device) == self._stream:
                     torch.cuda.set_stream(torch.cuda.default_stream(self._device))
         if self._graphs is not None:
             self._graphs.close()
@@ -213,7 +212,6 @@ class CudaRunner:
         assert self._stream is not None
         torch.cuda.set_device(self._device)
         torch.cuda.set_stream(self._stream)
-        self._thread = threading.get_ident()
 
     def _take_params(self, turn: int, count: int) -> None:
         """Note what new parameters ask of the host: log probabilities to give back, histories to count."""
