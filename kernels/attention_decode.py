@@ -25,7 +25,7 @@ from octavo.kernels.attention import (
     merge_factors,
     row_sum,
 )
-from octavo.kernels.attention_work import AttentionWork, device_limits, group_rows
+from octavo.kernels.attention_work import DECODE_ROWS, AttentionWork, device_limits, group_rows
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from torch import Tensor
@@ -42,12 +42,14 @@ class DecodeConfig:
         num_stages: tiles in flight or in use.
         programs: a multiprocessor.
         registers: most a thread may use; None for what the compiler takes.
+        merging: whether the program that ends a row's last partial merges them, instead of a kernel of its own.
     """
 
     num_warps: int
     num_stages: int
     programs: int
     registers: int | None = None
+    merging: bool = False
 
 
 # By (least compute capability, least head size); the last that fits holds.
@@ -111,8 +113,10 @@ def decode_attention(
     scale = shape.scale * k_scale
     if grouped and work.members:
         _launch_group(qkv, cache, block_tables, work, shape, slopes, scale, group_config)
+    config = config or decode_config(device_limits(qkv.device)[0], shape.head_dim)
     _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config)
-    _launch_merge(out, work, shape, v_scale)
+    if not config.merging:
+        _launch_merge(out, work, shape, v_scale)
 
 
 def _launch_group(
@@ -160,10 +164,9 @@ def _launch_decode(
     slopes: Tensor,
     scale: float,
     v_scale: float,
-    config: DecodeConfig | None,
+    config: DecodeConfig,
 ) -> None:
-    capability, processors = device_limits(qkv.device)
-    config = config or decode_config(capability, shape.head_dim)
+    _, processors = device_limits(qkv.device)
     launch(
         _decode_kernel,
         (processors * config.programs,),
@@ -173,14 +176,15 @@ def _launch_decode(
         block_tables,
         block_tables.stride(0),
         work.decode_items,
+        work.row_plan,
+        work.arrived,
         work.totals,
         work.values,
         work.stats,
         slopes,
         scale,
         v_scale,
-        **_constants(shape, config),
-        ROWS=16,
+        **_decode_constants(shape, config),
         num_warps=config.num_warps,
         maxnreg=config.registers,
         enable_fp_fusion=False,
@@ -221,11 +225,19 @@ def _constants(shape: AttentionShape, config: DecodeConfig) -> dict[str, Any]:
     }
 
 
+def _decode_constants(shape: AttentionShape, config: DecodeConfig) -> dict[str, Any]:
+    return _constants(shape, config) | {
+        "ROWS": DECODE_ROWS,
+        "MERGING": config.merging,
+        "MERGED": triton.next_power_of_2(min(shape.group, DECODE_ROWS)),
+        "AHEAD": _MERGE_AHEAD,
+    }
+
+
 def _merge_constants(shape: AttentionShape) -> dict[str, Any]:
     return {
         "HEADS": shape.num_heads,
         "HEAD_DIM": shape.head_dim,
-        "DIMS": triton.next_power_of_2(shape.head_dim),
         "AHEAD": _MERGE_AHEAD,
     }
 
@@ -336,6 +348,8 @@ def _decode_kernel(
     tables,
     table_stride,
     items,
+    row_plan,
+    arrived,
     totals,
     values,
     stats,
@@ -354,6 +368,9 @@ def _decode_kernel(
     ALIBI: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
+    MERGING: tl.constexpr,
+    MERGED: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Each item of the decode list for each kv head (and each ROWS of its query heads)."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -411,6 +428,32 @@ def _decode_kernel(
             _store_dims(values, place * HEAD_DIM, rows, acc0, 0, D0, HEAD_DIM)
             if D1 > 0:
                 _store_dims(values, place * HEAD_DIM, rows, acc1, D0, D1, HEAD_DIM)
+            if MERGING:
+                first = tl.load(row_plan + 4 * row)
+                chunks = tl.load(row_plan + 4 * row + 1)
+                own_chunks = tl.load(row_plan + 4 * row + 3)
+                counter = arrived + (row * KV_HEADS + kv_head) * SPLIT + index % SPLIT
+                # What this program's threads wrote comes before the count, which shows it to who counts last.
+                tl.debug_barrier()
+                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == own_chunks - 1:
+                    tl.store(counter, 0)
+                    few = tl.arange(0, MERGED)
+                    few_rows = index % SPLIT * ROWS + few < GROUP
+                    few_heads = kv_head * GROUP + index % SPLIT * ROWS + few
+                    _merge_partials(
+                        out,
+                        row.to(tl.int64) * (HEADS * HEAD_DIM) + few_heads * HEAD_DIM,
+                        first.to(tl.int64) * HEADS + few_heads,
+                        few_rows,
+                        chunks,
+                        values,
+                        stats,
+                        v_scale,
+                        HEADS,
+                        HEAD_DIM,
+                        AHEAD,
+                        MERGED,
+                    )
 
 
 @triton.jit
@@ -490,6 +533,49 @@ def _group_kernel(
 
 
 @triton.jit
+def _merge_partials(
+    out,
+    o_offsets,
+    places,
+    rows,
+    chunks,
+    values,
+    stats,
+    v_scale,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    AHEAD: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """Merge partials in order and store the outputs of COUNT heads (those where rows [COUNT]) of one sequence.
+
+    o_offsets, places: int64 [COUNT], elements to the outputs and number of the first partial times HEADS, plus head.
+    AHEAD partials are loaded together. They pass by the first cache, which may hold what was there before.
+    """
+    DIMS: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    dims = tl.arange(0, DIMS)
+    m = tl.full([COUNT], float("-inf"), tl.float32)
+    total = tl.zeros([COUNT], tl.float32)
+    acc = tl.zeros([COUNT, DIMS], tl.float32)
+    for start in range(0, chunks, AHEAD):
+        for i in tl.static_range(AHEAD):
+            here = rows & (start + i < chunks)
+            at = places + (start + i) * HEADS
+            part_m = tl.load(stats + at * 2, mask=here, other=float("-inf"), cache_modifier=".cg")
+            part_total = tl.load(stats + at * 2 + 1, mask=here, other=0.0, cache_modifier=".cg")
+            part = tl.load(
+                values + at[:, None] * HEAD_DIM + dims[None, :],
+                mask=here[:, None] & (dims < HEAD_DIM)[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            m, old, new = merge_factors(m, part_m)
+            total = merge_chunk(total, old, part_total, new)
+            acc = merge_chunk(acc, old[:, None], part, new[:, None])
+    _store_dims(out, o_offsets, rows, finish(acc, total, v_scale, out.dtype.element_ty), 0, DIMS, HEAD_DIM)
+
+
+@triton.jit
 def _merge_kernel(
     out,
     row_plan,
@@ -499,43 +585,37 @@ def _merge_kernel(
     v_scale,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    DIMS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    """Merge the partials of each row and head, in order; AHEAD of them are loaded together."""
+    """Merge the partials of each row and head."""
     count = tl.load(totals + 3) * HEADS
-    dims = tl.arange(0, DIMS)
-    inside = dims < HEAD_DIM
     one = tl.arange(0, 1)
     for index in range(tl.program_id(0), count, tl.num_programs(0)):
         row = index // HEADS
-        head = index % HEADS
-        place = tl.load(row_plan + 4 * row).to(tl.int64) * HEADS + head
+        head = index % HEADS + one
+        first = tl.load(row_plan + 4 * row)
         chunks = tl.load(row_plan + 4 * row + 1)
         if chunks > 0:
-            m = tl.full([1], float("-inf"), tl.float32)
-            total = tl.zeros([1], tl.float32)
-            acc = tl.zeros([1, DIMS], tl.float32)
-            for start in range(0, chunks, AHEAD):
-                for i in tl.static_range(AHEAD):
-                    here = start + i < chunks
-                    at = place + (start + i) * HEADS + one
-                    part_m = tl.load(stats + at * 2, mask=here, other=float("-inf"))
-                    part_total = tl.load(stats + at * 2 + 1, mask=here, other=0.0)
-                    part = tl.load(
-                        values + at[:, None] * HEAD_DIM + dims[None, :], mask=here & inside[None, :], other=0.0
-                    )
-                    m, old, new = merge_factors(m, part_m)
-                    total = merge_chunk(total, old, part_total, new)
-                    acc = merge_chunk(acc, old[:, None], part, new[:, None])
-            at = row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM
-            tl.store(out + at + dims[None, :], finish(acc, total, v_scale, out.dtype.element_ty), mask=inside[None, :])
+            _merge_partials(
+                out,
+                row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM,
+                first.to(tl.int64) * HEADS + head,
+                one == 0,
+                chunks,
+                values,
+                stats,
+                v_scale,
+                HEADS,
+                HEAD_DIM,
+                AHEAD,
+                1,
+            )
 
 
 def compile_cases(capability: int) -> list[CompileCase]:
     """The kernels for the head sizes and the caches they differ for."""
     types = dict.fromkeys(["qkv", "out", "cache"], "*bf16")
-    types |= dict.fromkeys(["tables", "items", "totals", "member_rows", "row_plan"], "*i32")
+    types |= dict.fromkeys(["tables", "items", "totals", "member_rows", "row_plan", "arrived"], "*i32")
     types |= dict.fromkeys(["values", "stats", "alibi"], "*fp32") | dict.fromkeys(["scale", "v_scale"], "fp32")
     types["table_stride"] = "i32"
     shapes = [
@@ -555,7 +635,9 @@ def compile_cases(capability: int) -> list[CompileCase]:
     cases = []
     for shape in shapes:
         chosen = decode_config(capability, shape.head_dim)
-        cases.append(case(_decode_kernel, chosen, shape.kv_fp8, _constants(shape, chosen) | {"ROWS": 16}))
+        for merging in (False, True):
+            launched = dataclasses.replace(chosen, merging=merging)
+            cases.append(case(_decode_kernel, launched, shape.kv_fp8, _decode_constants(shape, launched)))
         chosen = decode_config(capability, shape.head_dim, _GROUP)
         cases.append(
             case(_group_kernel, chosen, shape.kv_fp8, _constants(shape, chosen) | {"ROWS": group_rows(capability)})

@@ -22,7 +22,18 @@ from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from torch import Tensor
 
-__all__ = ["AttentionWork", "compile_cases", "device_limits", "group_rows", "plan_attention", "work_bytes"]
+__all__ = [
+    "DECODE_ROWS",
+    "AttentionWork",
+    "compile_cases",
+    "device_limits",
+    "group_rows",
+    "plan_attention",
+    "work_bytes",
+]
+
+DECODE_ROWS = 16
+"""Query heads of a decode item, one tensor-core product's rows."""
 
 _DECODE, _GROUP, _PROMPT = 8, 8, 4
 
@@ -36,7 +47,8 @@ class AttentionWork:
         prompt_items: int32 [items, 4].
         totals: int32[4], how many of each of these, then how many decode rows.
         row_plan: int32 [max_num_seqs, 4], each decode row's first partial, their number (0: none), its query's
-            position, 0.
+            position, its decode items.
+        arrived: int32, for each row's heads of a decode item how many of these have ended; 0 between launches.
         member_rows: int32 [max_num_seqs], the plan's `group_rows`.
         values: float32 [partials, num_heads, head_dim], weighted values of a chunk.
         stats: float32 [partials, num_heads, 2], maximum and sum of the weights of a chunk.
@@ -86,6 +98,7 @@ class AttentionWork:
         self.prompt_items = room(torch.int32, max_tokens // self.queries + max_num_seqs, _PROMPT)
         self.totals = room(torch.int32, 4)
         self.row_plan = room(torch.int32, max_num_seqs, 4)
+        self.arrived = room(torch.int32, max_num_seqs * shape.num_kv_heads * -(-shape.group // DECODE_ROWS))
         self.member_rows = room(torch.int32, max_num_seqs)
         self.values = room(torch.float32, partials, shape.num_heads, shape.head_dim)
         self.stats = room(torch.float32, partials, shape.num_heads, 2)
@@ -263,6 +276,7 @@ def _plan_kernel(
         tl.store(row_plan + 4 * r, place)
         tl.store(row_plan + 4 * r + 1, tl.where(count > 1, count, 0))
         tl.store(row_plan + 4 * r + 2, own_length - 1)
+        tl.store(row_plan + 4 * r + 3, count - shared)
         slot = tl.load(slots + r)
         visible = tl.maximum(own_length - WINDOW, 0) if WINDOW > 0 else 0
         for start in range(shared, count, 64):

@@ -30,7 +30,8 @@ class Lists:
             visible = max(0, length - work.window) if work.window else 0
             chunks = range(visible // CHUNK, -(-length // CHUNK))
             partial = len(chunks) > 1
-            self.row_plan.append([partials, len(chunks) if partial else 0, length - 1])
+            own = len(chunks) - shared.get(row, 0)
+            self.row_plan.append([partials, len(chunks) if partial else 0, length - 1, own])
             for i, chunk in enumerate(chunks):
                 if i >= shared.get(row, 0):
                     begin, end = max(visible, chunk * CHUNK), min(length, chunk * CHUNK + CHUNK)
@@ -100,7 +101,7 @@ def check(
     assert work.decode_items[: totals[0], :6].tolist() == expected.decode
     assert work.group_items[: totals[1], :4].tolist() == expected.groups
     assert work.prompt_items[: totals[2]].tolist() == expected.prompt
-    assert work.row_plan[:decode, :3].tolist() == expected.row_plan
+    assert work.row_plan[:decode].tolist() == expected.row_plan
     members = [row for group, _ in groups for row in group]
     if groups:
         assert work.member_rows[: len(members)].tolist() == members
