@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 import triton
 from octavo.config import EngineConfig
 from octavo.kernels.launch import compile_only
 from octavo.layers.spec import DecoderSpec, RotarySpec
-from octavo.runner.cuda_build import compile_steps, cuda_needs
+from octavo.runner.cuda_build import compile_steps, cuda_needs, launch_steps
 from octavo.runner.memory import plan_memory
 from offline_driver import compile_for
 from triton import knobs
@@ -45,10 +48,16 @@ class NoCompiler(Executor):
         return future
 
 
-def main() -> None:
-    compile_for(90)
-    config = EngineConfig(model="m", max_num_seqs=48, max_num_batched_tokens=1024)
-    plan = plan_memory(config, SPEC, name="m", dtype="bfloat16", free_bytes=8 << 30, needs=cuda_needs(config, SPEC))
+def main(capability: int, windows: tuple[int, ...]) -> None:
+    spec = dataclasses.replace(SPEC, windows=windows)
+    compile_for(capability)
+    torch.cuda.is_available = lambda: True
+    torch.cuda.get_device_capability = lambda device=None: divmod(capability, 10)
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
+        major=capability // 10, minor=capability % 10, multi_processor_count=100
+    )
+    config = EngineConfig(model="m", max_num_seqs=48, max_num_batched_tokens=1024, max_model_len=2048, num_blocks=200)
+    plan = plan_memory(config, spec, name="m", dtype="bfloat16", free_bytes=8 << 30, needs=cuda_needs(config, spec))
     made: Counter[str] = Counter()
 
     def count(**known: Any) -> None:
@@ -56,9 +65,13 @@ def main() -> None:
 
     knobs.runtime.jit_post_compile_hook = count
     with triton.AsyncCompileMode(NoCompiler()), compile_only():
-        compile_steps(config, SPEC, plan)
-    sys.stdout.write(json.dumps(made) + "\n")
+        compile_steps(config, spec, plan)
+    ahead = made.copy()
+    with triton.AsyncCompileMode(NoCompiler()), compile_only():
+        # All layers, as service launches them.
+        launch_steps(config, spec, plan, torch.device("meta"))
+    sys.stdout.write(json.dumps({"ahead": ahead, "missed": made - ahead}) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), tuple(json.loads(sys.argv[2])))

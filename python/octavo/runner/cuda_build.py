@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from octavo.layers.weights import Weights
     from octavo.loading.progress import Progress
 
-__all__ = ["build_cuda_runner", "compile_steps", "cuda_needs", "group_min_blocks", "make_step"]
+__all__ = ["build_cuda_runner", "compile_steps", "cuda_needs", "group_min_blocks", "launch_steps", "make_step"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -221,11 +221,17 @@ def _check(plan: MemoryPlan, free_before: int) -> None:
 def compile_steps(config: EngineConfig, spec: DecoderSpec, plan: MemoryPlan) -> None:
     """Make every call of every kind and size of step, on tensors without memory.
 
-    One layer of each window stands for all: the others launch the same kernels.
+    A layer of each window stands for all, and one more: of the last layer only the rows that sample are finished.
     """
     windows = tuple(sorted(set(spec.windows)))
+    windows += windows[:1]
     small = dataclasses.replace(spec, num_layers=len(windows), windows=windows)
-    make, _, _ = make_step(config, small, plan, lambda: DummyWeights(small, 0), torch.device("meta"))
+    launch_steps(config, small, plan, torch.device("meta"))
+
+
+def launch_steps(config: EngineConfig, spec: DecoderSpec, plan: MemoryPlan, device: torch.device) -> None:
+    """Make a step with random weights, and launch every kind and size of it once, and what only some steps need."""
+    make, _, _ = make_step(config, spec, plan, lambda: DummyWeights(spec, 0), device)
     core = _core.Core(
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
@@ -241,5 +247,5 @@ def compile_steps(config: EngineConfig, spec: DecoderSpec, plan: MemoryPlan) -> 
             step("decode", size)
             step("grouped", size)
         step("mixed", size)
-    step.count_history(torch.empty(1, dtype=torch.int32, device="meta"), 0, 1)
+    step.count_history(torch.empty(1, dtype=torch.int32, device=device), 0, 1)
     step.copy_blocks(0)
