@@ -36,7 +36,7 @@ class FakeLLM:
 
     short_by = 0
     max_model_len = 4096
-    config = SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048)
+    config = CONFIG
     calls: ClassVar[list[list[tuple[int, int]]]] = []
 
     def __init__(self, model: str, **settings: Any) -> None:
@@ -109,7 +109,7 @@ def test_latency_takes_the_difference() -> None:
 def test_a_gpu_is_warmed_up_with_every_number_of_rows(llm: type[FakeLLM]) -> None:
     fake = llm("fake", num_blocks=50)
     fake.model = SimpleNamespace(max_model_len=100, device="cuda")
-    fake.config = SimpleNamespace(max_num_seqs=48, max_num_batched_tokens=4096)
+    fake.config = EngineConfig(model="fake", max_num_seqs=48, max_num_batched_tokens=4096)
     offline_engine.OfflineEngine(fake).warm_up()  # type: ignore[arg-type]
     assert [call[0][0] for call in llm.calls[1:-1]] == [16, 32, 64] * 2
     lengths = [output for _, output in llm.calls[-1]]

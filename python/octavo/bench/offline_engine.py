@@ -18,8 +18,6 @@ __all__ = ["EngineBench", "OfflineEngine", "offline_engine"]
 
 # Steps that record a shape of the device's work, and play it back.
 _STEPS_OF_A_SHAPE = 2
-# Prompt tokens of a step, at most, where the settings leave it to the device.
-_LARGEST_STEP = 8192
 _FINE_ROWS, _ROWS_STRIDE = 32, 8
 
 
@@ -63,7 +61,7 @@ class OfflineEngine:
         self.seconds([(list(range(100, 164)), 8)])
         if self._llm.model.device == "cpu":
             return
-        largest = min(self._llm.config.max_num_batched_tokens or _LARGEST_STEP, self.max_model_len - 1)
+        largest = min(self._llm.config.batched_tokens("cuda"), self.max_model_len - 1)
         draw = random.Random("warm up")  # noqa: S311 - reproducible draws
         for _ in range(_STEPS_OF_A_SHAPE):
             size = 16
