@@ -65,9 +65,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
 _DEVIATION = 0.05
 
 
+def write_config(name: str, folder: Path) -> Path:
+    """Write the description of a model of `CONFIGS` into a folder."""
+    (folder / "config.json").write_text(json.dumps(_WIDTHS | CONFIGS[name]))
+    return folder
+
+
 def write_model(name: str, folder: Path) -> Path:
     """Write a model of `CONFIGS` into a folder; equal names give equal weights on one kind of device."""
-    (folder / "config.json").write_text(json.dumps(_WIDTHS | CONFIGS[name]))
+    write_config(name, folder)
     spec = decoder_spec(load_model_config(resolve_model(str(folder))))
     generator = torch.Generator(DEVICE)
     header: dict[str, Any] = {}
