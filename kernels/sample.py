@@ -95,8 +95,9 @@ def _draw_block(
 @triton.jit
 def _store_masses(masses, x, largest, inverse):
     """Store the sums of e^((x - largest) * inverse) of rows of x [n, SUB] to masses [n]; 0 where all are -inf."""
-    z = (x - largest[:, None]) * inverse
-    tl.store(masses, tl.sum(tl.where(x > float("-inf"), tl.exp(z), 0.0), 1))
+    # Nothing is subtracted of infinities, which would leave NaN.
+    base = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
+    tl.store(masses, tl.sum(tl.exp((x - base[:, None]) * inverse), 1))
 
 
 @triton.jit
