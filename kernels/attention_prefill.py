@@ -27,6 +27,7 @@ from octavo.kernels.attention import (
     score_tile,
     weigh_tile,
 )
+from octavo.kernels.attention_prefill_hopper import hopper_serves, prefill_on_hopper
 from octavo.kernels.attention_prefill_tables import PrefillConfig, prefill_config
 from octavo.kernels.attention_work import AttentionWork, device_limits
 from octavo.kernels.compile_case import CompileCase
@@ -67,8 +68,22 @@ def prefill_attention(
     """
     capability, processors = device_limits(qkv.device)
     chosen = config or prefill_config(capability, shape.head_dim)
-    cache = kv_cache.view(torch.uint8) if shape.kv_fp8 and capability < 89 else kv_cache
     most = (tokens // work.queries + min(tokens, work.max_num_seqs)) * shape.num_kv_heads
+    if chosen.hopper_stages and hopper_serves(capability, qkv.dtype, work, shape):
+        prefill_on_hopper(
+            qkv,
+            out,
+            kv_cache,
+            block_tables,
+            work,
+            shape,
+            programs=min(most, processors),
+            k_scale=k_scale,
+            v_scale=v_scale,
+            stages=chosen.hopper_stages,
+        )
+        return
+    cache = kv_cache.view(torch.uint8) if shape.kv_fp8 and capability < 89 else kv_cache
     launch(
         _prefill_kernel,
         (min(most, processors * chosen.programs),),
@@ -190,8 +205,10 @@ def _prefill_kernel(
         total = tl.zeros([ROWS, 16], tl.float32)
         acc0 = acc0_all
         acc1 = acc1_all
+        # Blocks that no query sees may be another sequence's by now.
+        low = begin - WINDOW if WINDOW > 0 else -1
         positions = first_tile * TILE + lane
-        seen = positions < end
+        seen = (positions > low) & (positions < end)
         offsets = position_offsets(table, positions, seen, index % KV_HEADS, BLOCK, BLOCK_SIZE, HEAD_DIM)
         for tile in tl.range(first_tile, (end + TILE - 1) // TILE, num_stages=STAGES):
             k0 = load_dims(cache, offsets, seen, dtype, 0, D0, HEAD_DIM)
@@ -219,7 +236,7 @@ def _prefill_kernel(
             total, acc0, acc1 = accumulate(p, alpha, v0, v1, total, acc0, acc1, D1)
             # The next tile's places are looked up a tile ahead, so that the loads of keys wait for no other load.
             positions = (tile + 1) * TILE + lane
-            seen = positions < end
+            seen = (positions > low) & (positions < end)
             offsets = position_offsets(table, positions, seen, index % KV_HEADS, BLOCK, BLOCK_SIZE, HEAD_DIM)
         m_all, total_all, acc0_all, acc1_all = _merge(m_all, total_all, acc0_all, acc1_all, m, total, acc0, acc1, D1)
 

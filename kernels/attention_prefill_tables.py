@@ -17,6 +17,8 @@ class PrefillConfig:
         num_stages: tiles in flight or in use.
         programs: a multiprocessor, at most; each takes items until none is left.
         padded: whether a head is one part, padded to a power of two, and not two.
+        hopper_stages: tiles of keys and of values in shared memory in Hopper's own kernel, where that serves; 0 for the
+            portable one everywhere.
     """
 
     rows: int
@@ -24,6 +26,7 @@ class PrefillConfig:
     num_stages: int
     programs: int = 4
     padded: bool = False
+    hopper_stages: int = 0
 
 
 # By (least compute capability, least head size); the last that fits holds.

@@ -22,6 +22,7 @@ from octavo.kernels.compile_case import CompileCase
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
 
 CAPABILITIES = (80, 86, 89, 90)
@@ -60,10 +61,10 @@ def compiled(case: CompileCase, capability: int) -> dict[str, Any]:
         for index, name in enumerate(function.arg_names)
         if name in case.aligned or signature[name].startswith("*")
     ]
-    source = ASTSource(
+    source = (GluonASTSource if function.is_gluon() else ASTSource)(
         function,
         signature,
-        constexprs=case.constants,
+        constexprs={(function.arg_names.index(name),): value for name, value in case.constants.items()},
         attrs={(index,): [["tt.divisibility", 16]] for index in aligned},
     )
     options = {

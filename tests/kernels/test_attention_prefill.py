@@ -177,3 +177,18 @@ def test_the_same_as_decoding(dtype: torch.dtype, device: torch.device, head_dim
     decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, grouped=False)
     step.counts[2] = 0
     assert torch.equal(attend(step), out.cpu())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize(("group", "head_dim", "block_size"), [(1, 64, 32), (2, 128, 16), (4, 128, 32), (7, 128, 16)])
+def test_the_same_on_hopper(
+    dtype: torch.dtype, device: torch.device, group: int, head_dim: int, block_size: int, stages: int, window: int
+) -> None:
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        pytest.skip("a kernel of Hopper")
+    rows = [*RAGGED, (600, 600)]
+    step = make_step(AttentionShape(2 * group, 2, head_dim, block_size, 0.1), rows, dtype, device, padding=3)
+    right = attend(step, window, PrefillConfig(128, 8, 2))
+    assert torch.equal(attend(step, window, PrefillConfig(128, 8, 2, hopper_stages=stages)), right)
