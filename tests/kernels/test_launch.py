@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import ast
 import threading
+from pathlib import Path
 from typing import Any
 
+import octavo.kernels
 import pytest
 from octavo.kernels.launch import compile_only, compiling, launch
 
@@ -42,3 +45,15 @@ def test_an_error_ends_compile_only() -> None:
     with pytest.raises(ValueError, match="a kernel's"), compile_only():
         raise ValueError("a kernel's")
     assert not compiling()
+
+
+def test_no_kernel_is_launched_past_it() -> None:
+    """`kernel[grid](...)` would run where only compiling is asked for."""
+    past = []
+    for path in sorted(Path(octavo.kernels.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                name = ast.unparse(node.func.value)
+                if name.endswith("kernel"):
+                    past.append(f"{path.name}:{node.lineno} {name}")
+    assert not past

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from octavo.errors import ConfigError
 from octavo.kernels.launch import compiling
 from octavo.runner.warm import KernelCompiler
 
@@ -69,6 +70,24 @@ def test_calls_that_fail_are_told(caplog: pytest.LogCaptureFixture) -> None:
     compiler.wait()
     assert isinstance(compiler.error, ValueError)
     assert "a wrapper's mistake" in caplog.text
+
+
+@pytest.mark.parametrize("compiler", [None, "false"], ids=["none", "failing"])
+def test_without_a_c_compiler_the_remedy_is_named(
+    compiler: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from triton.runtime.build import compile_module_from_src
+
+    if compiler is None:
+        monkeypatch.delenv("CC", raising=False)
+        monkeypatch.setenv("PATH", "")
+    else:
+        monkeypatch.setenv("CC", compiler)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    ahead = KernelCompiler(lambda: compile_module_from_src("int x;", "module"), None)
+    with pytest.raises(ConfigError, match="install gcc and python3-dev"):
+        ahead.wait()
+    assert not caplog.text
 
 
 @pytest.mark.gpu

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
+from octavo.errors import ConfigError
 from octavo.kernels.launch import compile_only
 
 __all__ = ["KernelCompiler"]
@@ -50,7 +52,7 @@ class _Loading(Executor):
 class KernelCompiler:
     """Compiles what some calls launch, and starts cuBLAS. Triton keeps what it compiles on disk (`TRITON_CACHE_DIR`).
 
-    What it misses is compiled when it is first launched, so a failure costs time only; it is logged.
+    What it misses is compiled when it is first launched, so other failures cost time only; they are logged.
 
     Args:
         calls: makes every call that service will make, on any tensors of the right dtypes: `launch` runs nothing. It
@@ -71,14 +73,25 @@ class KernelCompiler:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until everything is compiled."""
+        """Until everything is compiled.
+
+        Raises:
+            ConfigError: the machine lacks what Triton needs to build the functions that launch kernels.
+        """
         self._thread.join()
+        if self.error is not None and _lacks_c(self.error):
+            raise ConfigError(
+                "device: `cuda` needs a C compiler and Python's header files, with which Triton builds what launches "
+                f"kernels: install gcc and python3-dev, or name a compiler in CC, or use `cpu` ({self.error})"
+            ) from self.error
 
     def _run(self) -> None:
         try:
             self._compile()
         except Exception as error:
             self.error = error
+            if _lacks_c(error):
+                return
             _LOG.warning("kernels are compiled when they are first used, as compiling them ahead failed", exc_info=True)
 
     def _compile(self) -> None:
@@ -99,6 +112,11 @@ class KernelCompiler:
             self.num_kernels = executor.submitted
             if products is not None:
                 products.result()
+
+
+def _lacks_c(error: Exception) -> bool:
+    """Whether Triton found no C compiler, or the compiler failed, as it does without Python's header files."""
+    return isinstance(error, subprocess.CalledProcessError) or "Failed to find C compiler" in str(error)
 
 
 def _start_products(device: int) -> None:
