@@ -56,12 +56,12 @@ class DecodeConfig:
 _DECODE = {
     (80, 0): DecodeConfig(4, 3, 2),
     (86, 0): DecodeConfig(4, 3, 1),
-    (90, 0): DecodeConfig(4, 3, 3),
+    (90, 0): DecodeConfig(2, 3, 3),
 }
 _GROUP = {
     (80, 0): DecodeConfig(4, 3, 1),
     (86, 0): DecodeConfig(8, 2, 1),
-    (90, 0): DecodeConfig(8, 3, 1),
+    (90, 0): DecodeConfig(4, 2, 2),
 }
 _MERGE_PROGRAMS = 16
 _MERGE_AHEAD = 8
