@@ -10,6 +10,7 @@ import pytest
 import torch
 from octavo.errors import EngineDead
 from octavo.kernels.step import NUM_ARENAS, PlanLayout, Samples
+from octavo.layers.cuda_inputs import StepSize
 from octavo.runner.cuda import CudaRunner
 from octavo.runner.interface import ModelInfo
 from plan_writer import MAX_NUM_SEQS, MAX_TOKENS, PlanWriter, params
@@ -28,10 +29,10 @@ class Step:
         self.launched: list[Any] = []
         self.fault: Exception | None = None
 
-    def __call__(self, kind: str, size: int) -> None:
+    def __call__(self, size: StepSize) -> None:
         if self.fault is not None:
             raise self.fault
-        self.launched.append((kind, size))
+        self.launched.append(size)
 
     def copy_blocks(self, turn: int) -> None:
         self.launched.append(("copy", turn))
@@ -133,13 +134,13 @@ def test_steps_go_by_kind_and_size() -> None:
     bench.runner.launch(grouped).result()
     copy = ("copy", 2)
     assert bench.step.launched == [
-        ("decode", 1),
-        ("decode", 2),
-        ("mixed", 16),
-        ("mixed", 6),
+        ("decode", 1, 1),
+        ("decode", 2, 2),
+        ("mixed", 16, 6),
+        ("mixed", 6, 6),
         copy,
-        ("decode", 2),
-        ("grouped", 2),
+        ("decode", 2, 2),
+        ("grouped", 2, 2),
     ]
 
 
@@ -184,7 +185,7 @@ def test_histories_are_counted_before_the_step() -> None:
     bench.core.histories = {0: [4, 5, 6], 1: list(range(14)), 2: [7]}
     new = {0: params(presence=0.5, prompt_length=2), 1: params(repetition=1.5, prompt_length=14), 2: params()}
     bench.runner.launch(bench.plan(3, 14, new_params=new))
-    assert bench.step.launched == [([4, 5, 6], 0, 2), (list(range(14)), 1, 14), ("mixed", 24)]
+    assert bench.step.launched == [([4, 5, 6], 0, 2), (list(range(14)), 1, 14), ("mixed", 24, 6)]
 
 
 def test_a_thread_that_launches_uses_the_steps_stream(cuda: Device) -> None:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from octavo.errors import EngineDead
-from octavo.runner.graphs import StepGraphs, bucket_table, buckets
+from octavo.layers.cuda_inputs import StepSize
+from octavo.runner.graphs import StepGraphs, bucket_table, buckets, samples_bound
 
 
 def test_sizes() -> None:
@@ -29,6 +30,11 @@ def test_every_step_has_a_size(rows: int, tokens: int) -> None:
     assert table[rows] == rows, "a full step of decode rows is not padded"
     assert table[tokens] == tokens
     assert all(size <= max(8, 2 * count) for count, size in enumerate(table) if count > 1)
+
+
+@pytest.mark.parametrize(("count", "most", "bound"), [(0, 256, 8), (8, 256, 8), (9, 256, 256), (3, 4, 4), (1, 1, 1)])
+def test_few_samples_are_padded_to_few(count: int, most: int, bound: int) -> None:
+    assert samples_bound(count, most) == bound
 
 
 class Graph:
@@ -60,11 +66,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("graphs")
 def test_the_first_step_of_a_kind_runs_and_later_ones_are_captured_once() -> None:
-    launched: list[tuple[str, int]] = []
-    steps = StepGraphs(lambda kind, size: launched.append((kind, size)))
-    for kind, size in [("decode", 8), ("decode", 8), ("decode", 8), ("decode", 4), ("mixed", 8), ("decode", 4)]:
-        steps.run(kind, size)  # type: ignore[arg-type]
-    assert launched == [("decode", 8), ("decode", 8), ("decode", 4), ("mixed", 8)]
+    launched: list[StepSize] = []
+    steps = StepGraphs(launched.append)
+    eight, four, mixed = StepSize("decode", 8, 8), StepSize("decode", 4, 4), StepSize("mixed", 8, 8)
+    for size in (eight, eight, eight, four, mixed, four):
+        steps.run(size)
+    assert launched == [eight, eight, four, mixed]
     assert [graph.calls for graph in Graph.made] == [
         ["begin relaxed", "end", "replay", "replay"],
         ["begin relaxed", "end", "replay", "replay"],
@@ -76,13 +83,13 @@ def test_the_first_step_of_a_kind_runs_and_later_ones_are_captured_once() -> Non
 def test_a_capture_that_fails_ends_the_engine() -> None:
     fails = False
 
-    def step(_kind: str, _size: int) -> None:
+    def step(_size: StepSize) -> None:
         if fails:
             raise RuntimeError("operation not permitted when stream is capturing")
 
     steps = StepGraphs(step)
-    steps.run("mixed", 16)
+    steps.run(StepSize("mixed", 16, 8))
     fails = True
     with pytest.raises(EngineDead, match="a mixed step of 32 tokens could not be captured as a CUDA graph: operation"):
-        steps.run("mixed", 32)
+        steps.run(StepSize("mixed", 32, 8))
     assert Graph.made[-1].calls == ["begin relaxed", "end"]

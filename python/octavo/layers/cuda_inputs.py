@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -13,10 +13,24 @@ if TYPE_CHECKING:
     from octavo.kernels.attention_work import AttentionWork
     from octavo.kernels.step import DeviceState, PlanLayout
 
-__all__ = ["CudaStepInputs", "StepKind"]
+__all__ = ["CudaStepInputs", "StepKind", "StepSize"]
 
 StepKind: TypeAlias = Literal["decode", "grouped", "mixed"]
 """Decode rows only; decode rows of which some share their first blocks; prompt rows too."""
+
+
+class StepSize(NamedTuple):
+    """What steps of one graph have in common.
+
+    Attributes:
+        kind: which rows there may be.
+        tokens: the most tokens.
+        samples: the most samples.
+    """
+
+    kind: StepKind
+    tokens: int
+    samples: int
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -31,8 +45,8 @@ class CudaStepInputs(StepInputs):
         group_rows: int32, decode rows, a group after the other.
         group_starts: int32, where each group's rows begin, and the end.
         group_blocks: int32, the first blocks that each group shares.
-        logits_rows: int32[num_rows], the tokens that samples are drawn from.
-        logits_slots: int32[num_rows], the slots they are drawn for.
+        logits_rows: int32[samples], the tokens that samples are drawn from.
+        logits_slots: int32[samples], the slots they are drawn for.
         works: attention's plan and partial results, by sliding window.
     """
 
@@ -48,23 +62,21 @@ class CudaStepInputs(StepInputs):
     @classmethod
     def of(
         cls,
-        kind: StepKind,
+        size: StepSize,
         state: DeviceState,
         layout: PlanLayout,
         works: dict[int, AttentionWork],
         *,
-        tokens: int,
         rows: int,
     ) -> CudaStepInputs:
-        """The inputs of steps of one kind and size.
+        """The inputs of steps of one size.
 
         Args:
-            kind: which rows there may be.
+            size: of the steps.
             state: where the plan lies.
             layout: of the plan.
             works: by sliding window.
-            tokens: the most tokens.
-            rows: the most rows, and samples.
+            rows: the most rows.
         """
 
         def view(name: str) -> Tensor:
@@ -79,15 +91,15 @@ class CudaStepInputs(StepInputs):
             query_start=view("query_start"),
             block_tables=state.block_tables,
             table_stride=state.block_tables.shape[1],
-            num_tokens=tokens,
+            num_tokens=size.tokens,
             num_rows=rows,
-            num_decode_rows=0 if kind == "mixed" else rows,
-            kind=kind,
+            num_decode_rows=0 if size.kind == "mixed" else rows,
+            kind=size.kind,
             counts=view("counts"),
             group_rows=view("group_rows"),
             group_starts=view("group_starts"),
             group_blocks=view("group_blocks"),
-            logits_rows=view("logits_rows")[:rows],
-            logits_slots=view("logits_slots")[:rows],
+            logits_rows=view("logits_rows")[: size.samples],
+            logits_slots=view("logits_slots")[: size.samples],
             works=works,
         )

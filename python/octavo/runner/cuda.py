@@ -11,14 +11,14 @@ import torch
 
 from octavo.errors import EngineDead
 from octavo.kernels.step import NUM_ARENAS, PARAM_LEN, PlanLayout
+from octavo.layers.cuda_inputs import StepSize
 from octavo.layers.operations import IntArray
 from octavo.runner.cuda_step import CudaStep
-from octavo.runner.graphs import StepGraphs, bucket_table, buckets
+from octavo.runner.graphs import StepGraphs, bucket_table, buckets, samples_bound
 from octavo.runner.interface import ModelInfo, StepResult
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
-    from octavo.layers.cuda_inputs import StepKind
 
 __all__ = ["CudaHandle", "CudaRunner", "MakeStep"]
 
@@ -99,7 +99,7 @@ class CudaRunner:
         self._stream: torch.cuda.Stream | None = None
         self._events: list[torch.cuda.Event] = []
         self._graphs: StepGraphs | None = None
-        self._run: Callable[[StepKind, int], None]
+        self._run: Callable[[StepSize], None]
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._events = [torch.cuda.Event() for _ in range(NUM_ARENAS)]  # type: ignore[no-untyped-call]
@@ -148,12 +148,12 @@ class CudaRunner:
         self._next_turn = (turn + 1) % NUM_ARENAS
         num_rows = plan.num_rows
         if num_rows == plan.num_decode_rows:
-            size = self._sizes[num_rows]
-            kind: StepKind = "grouped" if plan.num_groups else "decode"
+            tokens = self._sizes[num_rows]
+            size = StepSize("grouped" if plan.num_groups else "decode", tokens, tokens)
         else:
             # One token may have several samples.
-            size = self._sizes[max(plan.num_tokens, num_logits)]
-            kind = "mixed"
+            tokens = self._sizes[max(plan.num_tokens, num_logits)]
+            size = StepSize("mixed", tokens, samples_bound(num_logits, min(tokens, self._max_num_seqs)))
         try:
             # Another engine's stream may be current in this thread, or another thread ask.
             if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:
@@ -162,7 +162,7 @@ class CudaRunner:
                 self._take_params(turn, plan.num_param_updates)
             if plan.num_block_copies:
                 self._step.copy_blocks(turn)
-            self._run(kind, size)
+            self._run(size)
             if self._stream is not None:
                 self._events[turn].record(self._stream)
         except EngineDead:
@@ -249,7 +249,7 @@ class CudaRunner:
             start = -(-end // 4) * 4
 
 
-def _closed(_kind: StepKind, _size: int) -> None:
+def _closed(_size: StepSize) -> None:
     raise RuntimeError("the runner is closed")
 
 

@@ -18,13 +18,14 @@ from octavo.kernels.attention_work import AttentionWork, work_bytes
 from octavo.kernels.linear import configure_cublas
 from octavo.kernels.step import PlanLayout
 from octavo.layers.cuda import MLP_ROWS, CudaOperations, check_kernels
+from octavo.layers.cuda_inputs import StepSize
 from octavo.layers.decoder import Decoder
 from octavo.layers.dummy import DummyWeights
 from octavo.layers.load import load_weights
 from octavo.runner.cuda import CudaRunner
 from octavo.runner.cuda_step import CudaStep
 from octavo.runner.device import find_gpu
-from octavo.runner.graphs import buckets
+from octavo.runner.graphs import buckets, samples_bound
 from octavo.runner.interface import ModelInfo
 from octavo.runner.memory import DeviceNeeds, MemoryPlan, format_bytes
 from octavo.runner.warm import KernelCompiler
@@ -244,8 +245,10 @@ def launch_steps(config: EngineConfig, spec: DecoderSpec, plan: MemoryPlan, devi
     step = make(PlanLayout.of(core.layout(), core.arena_len()))
     for size in buckets(plan.max_num_seqs, plan.max_num_batched_tokens):
         if size <= plan.max_num_seqs:
-            step("decode", size)
-            step("grouped", size)
-        step("mixed", size)
+            step(StepSize("decode", size, size))
+            step(StepSize("grouped", size, size))
+        most = min(size, plan.max_num_seqs)
+        for samples in {samples_bound(1, most), most}:
+            step(StepSize("mixed", size, samples))
     step.count_history(torch.empty(1, dtype=torch.int32, device=device), 0, 1)
     step.copy_blocks(0)

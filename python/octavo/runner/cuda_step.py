@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo.kernels.attention_work import plan_attention
 from octavo.kernels.sample import SampleWorkspace, sample
 from octavo.kernels.step import NUM_ARENAS, DeviceState, PlanLayout, Samples, count_history, publish, take_plan
-from octavo.layers.cuda_inputs import CudaStepInputs, StepKind
+from octavo.layers.cuda_inputs import CudaStepInputs, StepSize
 
 if TYPE_CHECKING:
     from octavo.kernels.attention_work import AttentionWork
@@ -76,21 +76,15 @@ class CudaStep:
         self._workspace = SampleWorkspace(max_num_seqs, vocab_size, max_logprobs, device)
         self._ban_logits = layout.view(self._state.plan, "ban_logits")
         self._ban_tokens = layout.view(self._state.plan, "ban_tokens")
-        self._inputs: dict[tuple[StepKind, int], CudaStepInputs] = {}
+        self._inputs: dict[StepSize, CudaStepInputs] = {}
 
-    def __call__(self, kind: StepKind, tokens: int) -> None:
-        """Launch the next step on the current stream.
-
-        Args:
-            kind: which rows the step has.
-            tokens: its size, at least its tokens and at least its samples.
-        """
-        inputs = self._inputs.get((kind, tokens))
-        rows = min(tokens, self._max_num_seqs)
+    def __call__(self, size: StepSize) -> None:
+        """Launch the next step, which is no larger than `size`, on the current stream."""
+        inputs = self._inputs.get(size)
+        tokens, rows = size.tokens, min(size.tokens, self._max_num_seqs)
         state, samples = self._state, self._samples
         if inputs is None:
-            inputs = CudaStepInputs.of(kind, state, self.layout, self._works, tokens=tokens, rows=rows)
-            self._inputs[kind, tokens] = inputs
+            inputs = self._inputs[size] = CudaStepInputs.of(size, state, self.layout, self._works, rows=rows)
         take_plan(self.arenas, self.layout, state, tokens=tokens, rows=rows)
         for work in self._works.values():
             plan_attention(
@@ -103,8 +97,8 @@ class CudaStep:
                 inputs.group_blocks,
                 work,
                 rows=rows,
-                grouped=kind == "grouped",
-                mixed=kind == "mixed",
+                grouped=size.kind == "grouped",
+                mixed=size.kind == "mixed",
             )
         self._decoder.forward(inputs, self._cache)
         logits = self._decoder.compute_logits(inputs.logits_rows)
@@ -124,7 +118,7 @@ class CudaStep:
             samples.top_ids,
             samples.top_logprobs,
             self._workspace,
-            rows=rows,
+            rows=size.samples,
         )
         publish(state, inputs.counts, inputs.logits_slots, samples, self.ring)
 

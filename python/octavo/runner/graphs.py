@@ -1,4 +1,4 @@
-"""CUDA graphs of whole steps: one for each kind and size of step, captured when the first step of it comes."""
+"""CUDA graphs of whole steps: one for each size of step, captured when the first step of it comes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import torch
 from octavo.errors import EngineDead
 
 if TYPE_CHECKING:
-    from octavo.layers.cuda_inputs import StepKind
+    from octavo.layers.cuda_inputs import StepKind, StepSize
 
-__all__ = ["StepGraphs", "bucket_table", "buckets"]
+__all__ = ["StepGraphs", "bucket_table", "buckets", "samples_bound"]
 
 _FIRST = (1, 2, 4, 8)
 _ROWS = ((64, 8), (128, 16), (256, 32), (1 << 31, 64))
 """(rows, step): up to so many rows, sizes are so far apart."""
 
+_FEW_SAMPLES = 8
 _FINE = 256
 """Up to so many tokens sizes are those of rows, though there be fewer."""
 
@@ -53,6 +54,14 @@ def bucket_table(sizes: list[int]) -> list[int]:
     return table
 
 
+def samples_bound(count: int, most: int) -> int:
+    """To how many samples those of a step with prompt rows are padded: a few, or the most there may be.
+
+    Each costs what a decode row costs in the last layer and the head, and a prompt's chunk has one at most.
+    """
+    return min(_FEW_SAMPLES, most) if count <= _FEW_SAMPLES else most
+
+
 class StepGraphs:
     """Runs steps on one stream, as graphs.
 
@@ -60,51 +69,51 @@ class StepGraphs:
     size of that kind is captured when it first comes. Nothing but the capture itself is different about such a step.
 
     Args:
-        step: launches all of a step of one kind and size on the current stream, allocating nothing.
+        step: launches all of a step of one size on the current stream, allocating nothing.
 
     Attributes:
         num_captured: graphs made so far.
     """
 
-    def __init__(self, step: Callable[[StepKind, int], None]) -> None:
+    def __init__(self, step: Callable[[StepSize], None]) -> None:
         self._step = step
         self._seen: set[StepKind] = set()
-        self._graphs: dict[tuple[StepKind, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[StepSize, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self.num_captured = 0
 
-    def run(self, kind: StepKind, size: int) -> None:
+    def run(self, size: StepSize) -> None:
         """Launch a step on the current stream.
 
         Raises:
             EngineDead: it could not be captured.
         """
-        graph = self._graphs.get((kind, size))
+        graph = self._graphs.get(size)
         if graph is None:
-            if kind not in self._seen:
-                self._step(kind, size)
-                self._seen.add(kind)
+            if size.kind not in self._seen:
+                self._step(size)
+                self._seen.add(size.kind)
                 return
-            graph = self._graphs[kind, size] = self._capture(kind, size)
+            graph = self._graphs[size] = self._capture(size)
         graph.replay()
 
     def close(self) -> None:
         """Let go of the graphs."""
         self._graphs.clear()
 
-    def _capture(self, kind: StepKind, size: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, size: StepSize) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         try:
             # Relaxed, for a kernel of this size alone may still have to be loaded. Not through `torch.cuda.graph`,
             # which waits for the device and collects garbage first.
             graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             try:
-                self._step(kind, size)
+                self._step(size)
             finally:
                 graph.capture_end()
         except RuntimeError as error:
             raise EngineDead(
-                f"a {kind} step of {size} tokens could not be captured as a CUDA graph: {error}"
+                f"a {size.kind} step of {size.tokens} tokens could not be captured as a CUDA graph: {error}"
             ) from error
         self.num_captured += 1
         return graph
