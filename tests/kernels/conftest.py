@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import torch
-
-# Set by tests/conftest.py before anything imports Triton.
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-# The interpreter has no bfloat16 arithmetic, and rounds to it by cutting off.
-DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.bfloat16, torch.float16]
+from kernel_devices import DTYPES
 
 
 def pytest_generate_tests(metafunc: Any) -> None:

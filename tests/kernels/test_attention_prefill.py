@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from attention_steps import Step, make_step
-from conftest import INTERPRETED
+from kernel_devices import INTERPRETED
 from octavo.kernels.attention import AttentionShape
 from octavo.kernels.attention_decode import decode_attention
 from octavo.kernels.attention_prefill import prefill_attention
