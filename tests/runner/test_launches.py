@@ -33,5 +33,5 @@ def test_every_launch_binds_and_sizes_share_kernels(capability: int, windows: li
         assert made.pop(name) == 1, name
     # Three kinds of step; a sliding window shares no prefixes.
     assert made.pop("_plan_kernel") == (5 if any(windows) else 3)
-    assert {"_reduce_blocks_kernel", "_choose_kernel"} <= set(made)
+    assert {"reduce_blocks_kernel", "_choose_kernel"} <= set(made)
     assert max(made.values()) <= 12, made
