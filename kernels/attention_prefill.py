@@ -27,7 +27,6 @@ from octavo.kernels.attention import (
     score_tile,
     weigh_tile,
 )
-from octavo.kernels.attention_prefill_hopper import hopper_serves, prefill_on_hopper
 from octavo.kernels.attention_prefill_tables import PrefillConfig, prefill_config
 from octavo.kernels.attention_work import AttentionWork, device_limits
 from octavo.kernels.compile_case import CompileCase
@@ -69,6 +68,9 @@ def prefill_attention(
     capability, processors = device_limits(qkv.device)
     chosen = config or prefill_config(capability, shape.head_dim)
     most = (tokens // work.queries + min(tokens, work.max_num_seqs)) * shape.num_kv_heads
+    if chosen.hopper_stages:
+        # Here, as Triton's language for it takes a tenth of a second to import.
+        from octavo.kernels.attention_prefill_hopper import hopper_serves, prefill_on_hopper
     if chosen.hopper_stages and hopper_serves(capability, qkv.dtype, work, shape):
         prefill_on_hopper(
             qkv,

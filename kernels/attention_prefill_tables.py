@@ -32,7 +32,7 @@ class PrefillConfig:
 # By (least compute capability, least head size); the last that fits holds.
 _CONFIGS = {
     (80, 0): PrefillConfig(64, 8, 2, padded=True),
-    (90, 0): PrefillConfig(128, 8, 2),
+    (90, 0): PrefillConfig(128, 8, 3),
     (90, 192): PrefillConfig(64, 8, 2),
 }
 
