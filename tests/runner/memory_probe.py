@@ -22,6 +22,7 @@ def resident() -> int:
 def main() -> None:
     config = EngineConfig(
         model=sys.argv[1],
+        device="cpu",
         load_format="dummy",
         dtype="bfloat16",
         max_num_seqs=16,

@@ -71,7 +71,7 @@ def test_random_weights_are_the_same_for_one_seed(tmp_path: Path) -> None:
 
 
 def test_progress_runs_to_its_end(tmp_path: Path) -> None:
-    config = EngineConfig(model=str(config_folder(tmp_path)), load_format="dummy")
+    config = EngineConfig(model=str(config_folder(tmp_path)), device="cpu", load_format="dummy")
     calls: list[tuple[str, int, int]] = []
     build_runner(config, resolve_model(config.model), lambda *call: calls.append(call))
     assert calls[0] == ("weights", 0, 3)
@@ -137,7 +137,7 @@ def test_a_huge_model_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(NotEnoughMemory, match=r"not even one block of KV cache fits.*use a smaller model"):
         build(folder)
     with pytest.raises(NotEnoughMemory):
-        plan_model(EngineConfig(model=str(folder)), resolve_model(str(folder)))
+        plan_model(EngineConfig(model=str(folder), device="cpu"), resolve_model(str(folder)))
 
 
 def test_closing_gives_the_memory_back(tmp_path: Path) -> None:

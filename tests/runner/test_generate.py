@@ -102,7 +102,14 @@ def generate(core: Core, runner: Runner, *, overlap: bool, **params: Any) -> tup
 
 
 def run(folder: Path, *, overlap: bool = False, **changes: Any) -> tuple[list[list[int]], dict[str, int]]:
-    settings = {"dtype": "float32", "max_num_seqs": 8, "max_num_batched_tokens": 64, "num_blocks": 80, **changes}
+    settings = {
+        "device": "cpu",
+        "dtype": "float32",
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "num_blocks": 80,
+        **changes,
+    }
     config = EngineConfig(model=str(folder), max_model_len=112, **settings)
     runner, info = build_runner(config, resolve_model(config.model))
     answers = generate(make_core(config, info), runner, overlap=overlap)
@@ -139,7 +146,7 @@ def test_preempted_sequences_go_on_with_the_same_tokens(overlap: bool, folder: P
 def test_penalties_survive_preemption_and_overlap(overlap: bool, folder: Path) -> None:
     def answers(**changes: Any) -> list[list[int]]:
         config = EngineConfig(
-            model=str(folder), dtype="float32", max_model_len=112, max_num_batched_tokens=64, **changes
+            model=str(folder), device="cpu", dtype="float32", max_model_len=112, max_num_batched_tokens=64, **changes
         )
         runner, info = build_runner(config, resolve_model(config.model))
         core = make_core(config, info)
@@ -154,6 +161,7 @@ def test_penalties_survive_preemption_and_overlap(overlap: bool, folder: Path) -
 def test_greedy_samples_of_one_prompt_are_equal(num_blocks: int, folder: Path) -> None:
     config = EngineConfig(
         model=str(folder),
+        device="cpu",
         dtype="float32",
         max_model_len=112,
         max_num_batched_tokens=64,

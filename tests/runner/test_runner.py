@@ -50,6 +50,7 @@ def folder(oracle: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_runner(folder: Path) -> tuple[ModelRunner, PlanWriter]:
     config = EngineConfig(
         model=str(folder),
+        device="cpu",
         dtype="float32",
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_TOKENS,
