@@ -12,7 +12,8 @@ from attention_steps import Step, make_step
 from octavo.errors import ConfigError
 from octavo.kernels import attention_decode
 from octavo.kernels.attention import HEAD_DIMS, AttentionShape, load_dims
-from octavo.kernels.attention_decode import DecodeConfig, decode_attention
+from octavo.kernels.attention_decode import decode_attention
+from octavo.kernels.attention_decode_tables import DecodeConfig
 from torch import Tensor
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}

@@ -1,0 +1,54 @@
+"""How the decode and shared-prefix kernels are launched on each generation of GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+__all__ = ["DecodeConfig", "decode_config", "group_config"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+    """How a kernel is launched. None of it changes the bits.
+
+    Attributes:
+        num_warps: of a program.
+        num_stages: tiles in flight or in use.
+        programs: a multiprocessor.
+        registers: most a thread may use; None for what the compiler takes.
+        merging: whether the program that ends a row's last partial merges them, instead of a kernel of its own.
+    """
+
+    num_warps: int
+    num_stages: int
+    programs: int
+    registers: int | None = None
+    merging: bool = False
+
+
+# By (least compute capability, least head size); the last that fits holds.
+_Table = dict[tuple[int, int], DecodeConfig]
+_DECODE: _Table = {
+    (80, 0): DecodeConfig(4, 3, 2),
+    (86, 0): DecodeConfig(4, 3, 1),
+    (90, 0): DecodeConfig(2, 3, 3),
+}
+_GROUP: _Table = {
+    (80, 0): DecodeConfig(4, 3, 1),
+    (86, 0): DecodeConfig(8, 2, 1),
+    (90, 0): DecodeConfig(4, 2, 2),
+}
+
+
+def decode_config(capability: int, head_dim: int) -> DecodeConfig:
+    """The decode kernel's launch for a compute capability such as 90."""
+    return _last_that_fits(_DECODE, capability, head_dim)
+
+
+def group_config(capability: int, head_dim: int) -> DecodeConfig:
+    """The shared-prefix kernel's launch for a compute capability."""
+    return _last_that_fits(_GROUP, capability, head_dim)
+
+
+def _last_that_fits(table: _Table, capability: int, head_dim: int) -> DecodeConfig:
+    return table[max(key for key in table if key[0] <= max(80, capability) and key[1] <= head_dim)]

@@ -1,0 +1,155 @@
+"""Attention over prefixes that rows share: each chunk is read once for all of them (Hydragen, arXiv 2402.05099).
+
+Several sequences' query heads are the rows of one product. Their partials land where the decode kernel would put them,
+with the same bits, and the merge knows no difference.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from octavo.kernels.attention import AttentionShape
+from octavo.kernels.attention_chunk import attend_chunk, chunk_constants, load_queries, store_dims
+from octavo.kernels.attention_decode_tables import DecodeConfig, group_config
+from octavo.kernels.attention_work import AttentionWork, device_limits, group_rows
+from octavo.kernels.compile_case import CompileCase
+from octavo.kernels.launch import launch
+from torch import Tensor
+
+__all__ = ["compile_cases", "launch_group"]
+
+
+def launch_group(
+    qkv: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    work: AttentionWork,
+    shape: AttentionShape,
+    slopes: Tensor,
+    scale: float,
+    config: DecodeConfig | None,
+) -> None:
+    """Partials of the shared chunks; arguments as `decode_attention`'s, with the scale of fp8 keys in `scale`."""
+    capability, processors = device_limits(qkv.device)
+    config = config or group_config(capability, shape.head_dim)
+    launch(
+        _group_kernel,
+        (processors * config.programs,),
+        qkv,
+        cache,
+        block_tables,
+        block_tables.stride(0),
+        work.group_items,
+        work.member_rows,
+        work.row_plan,
+        work.totals,
+        work.values,
+        work.stats,
+        slopes,
+        scale,
+        **chunk_constants(shape, config.num_stages),
+        ROWS=work.group_rows,
+        num_warps=config.num_warps,
+        maxnreg=config.registers,
+        enable_fp_fusion=False,
+    )
+
+
+@triton.jit
+def _group_kernel(
+    qkv,
+    cache,
+    tables,
+    table_stride,
+    items,
+    member_rows,
+    row_plan,
+    totals,
+    values,
+    stats,
+    alibi,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    D0: tl.constexpr,
+    D1: tl.constexpr,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    STAGES: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Each item of the shared-prefix list for each kv head: a whole chunk for several sequences."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    count = tl.load(totals + 1) * KV_HEADS
+    lane = tl.arange(0, ROWS)
+    for index in range(tl.program_id(0), count, tl.num_programs(0)):
+        item = items + index // KV_HEADS * 8
+        first = tl.load(item)
+        members = tl.load(item + 1)
+        slot = tl.load(item + 2)
+        chunk = tl.load(item + 3)
+        kv_head = index % KV_HEADS
+        rows = lane // GROUP < members
+        head = kv_head * GROUP + lane % GROUP
+        row = tl.load(member_rows + first + lane // GROUP, mask=rows, other=0)
+        place = (tl.load(row_plan + 4 * row, mask=rows, other=0) + chunk).to(tl.int64) * HEADS + head
+        query = tl.load(row_plan + 4 * row + 2, mask=rows, other=0)
+        q_offsets = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM
+        q0, q1 = load_queries(qkv, q_offsets, rows, D0, D1, HEAD_DIM)
+        slopes = tl.load(alibi + head, mask=rows, other=0.0) if ALIBI else lane.to(tl.float32)
+        m, total, acc0, acc1 = attend_chunk(
+            q0,
+            q1,
+            cache,
+            tables + slot.to(tl.int64) * table_stride,
+            kv_head,
+            chunk * CHUNK,
+            chunk * CHUNK + CHUNK,
+            query,
+            slopes,
+            scale,
+            KV_HEADS,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            D0,
+            D1,
+            TILE,
+            CHUNK,
+            SOFTCAP,
+            ALIBI,
+            ROWS,
+            STAGES,
+        )
+        tl.store(stats + place * 2, m, mask=rows)
+        tl.store(stats + place * 2 + 1, total, mask=rows)
+        store_dims(values, place * HEAD_DIM, rows, acc0, 0, D0, HEAD_DIM)
+        if D1 > 0:
+            store_dims(values, place * HEAD_DIM, rows, acc1, D0, D1, HEAD_DIM)
+
+
+def compile_cases(capability: int) -> list[CompileCase]:
+    """The kernel for the head sizes and the caches it differs for."""
+    shapes = [
+        AttentionShape(16, 8, 128, 16, 0.1),
+        AttentionShape(28, 4, 128, 16, 0.1, kv_fp8=True),
+        AttentionShape(32, 32, 80, 32, 0.1, alibi=True),
+        AttentionShape(16, 1, 192, 16, 0.1),
+        AttentionShape(16, 8, 256, 16, 0.1, softcap=50.0),
+    ]
+    cases = []
+    for shape in shapes:
+        config = group_config(capability, shape.head_dim)
+        types = dict.fromkeys(["tables", "items", "member_rows", "row_plan", "totals"], "*i32")
+        types |= dict.fromkeys(["values", "stats", "alibi"], "*fp32")
+        types |= {"qkv": "*bf16", "cache": "*bf16", "table_stride": "i32", "scale": "fp32"}
+        if shape.kv_fp8:
+            types["cache"] = "*fp8e4nv" if capability >= 89 else "*u8"
+        constants = chunk_constants(shape, config.num_stages) | {"ROWS": group_rows(capability)}
+        cases.append(
+            CompileCase(_group_kernel, types, constants, num_warps=config.num_warps, aligned=("table_stride",))
+        )
+    return cases
