@@ -18,7 +18,7 @@ from octavo.kernels.attention_chunk import attend_chunk, chunk_constants, load_q
 from octavo.kernels.attention_decode_tables import DecodeConfig, decode_config
 from octavo.kernels.attention_group import launch_group
 from octavo.kernels.attention_merge import launch_merge, merge_ahead, merge_partials
-from octavo.kernels.attention_work import DECODE_ROWS, AttentionWork, device_limits
+from octavo.kernels.attention_work import DECODE_ROWS, AttentionWork
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from torch import Tensor
@@ -57,12 +57,12 @@ def decode_attention(
         config: another launch than the table's.
         group_config: the same of the shared-prefix kernel.
     """
-    cache = kv_cache.view(torch.uint8) if shape.kv_fp8 and device_limits(qkv.device)[0] < 89 else kv_cache
+    cache = kv_cache.view(torch.uint8) if shape.kv_fp8 and work.capability < 89 else kv_cache
     slopes = alibi_slopes if alibi_slopes is not None else work.stats
     scale = shape.scale * k_scale
     if grouped and work.members:
         launch_group(qkv, cache, block_tables, work, shape, slopes, scale, group_config)
-    config = config or decode_config(device_limits(qkv.device)[0], shape.head_dim)
+    config = config or decode_config(work.capability, shape.head_dim)
     _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config)
     if not config.merging:
         launch_merge(out, work, shape, v_scale)
@@ -80,16 +80,16 @@ def _launch_decode(
     v_scale: float,
     config: DecodeConfig,
 ) -> None:
-    _, processors = device_limits(qkv.device)
     launch(
         _decode_kernel,
-        (processors * config.programs,),
+        (work.processors * config.programs,),
         qkv,
         out,
         cache,
         block_tables,
         block_tables.stride(0),
         work.decode_items,
+        len(work.decode_items),
         work.row_plan,
         work.arrived,
         work.totals,
@@ -116,6 +116,19 @@ def _decode_constants(shape: AttentionShape, config: DecodeConfig) -> dict[str, 
 
 
 @triton.jit
+def _load_item(items, place, there):
+    """What one record of the decode list says, or anything where there is none."""
+    item = items + place * 8
+    row = tl.load(item, mask=there, other=0)
+    slot = tl.load(item + 1, mask=there, other=0)
+    start = tl.load(item + 2, mask=there, other=0)
+    end = tl.load(item + 3, mask=there, other=0)
+    partial = tl.load(item + 4, mask=there, other=0)
+    query = tl.load(item + 5, mask=there, other=0)
+    return row, slot, start, end, partial, query
+
+
+@triton.jit
 def _decode_kernel(
     qkv,
     out,
@@ -123,6 +136,7 @@ def _decode_kernel(
     tables,
     table_stride,
     items,
+    capacity,
     row_plan,
     arrived,
     totals,
@@ -150,16 +164,17 @@ def _decode_kernel(
     """Each item of the decode list for each kv head (and each ROWS of its query heads)."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     SPLIT: tl.constexpr = (GROUP + ROWS - 1) // ROWS
-    count = tl.load(totals) * (KV_HEADS * SPLIT)
+    PER_ITEM: tl.constexpr = KV_HEADS * SPLIT
     lane = tl.arange(0, ROWS)
-    for index in range(tl.program_id(0), count, tl.num_programs(0)):
-        item = items + index // (KV_HEADS * SPLIT) * 8
-        row = tl.load(item)
-        slot = tl.load(item + 1)
-        start = tl.load(item + 2)
-        end = tl.load(item + 3)
-        partial = tl.load(item + 4)
-        query = tl.load(item + 5)
+    first = tl.program_id(0)
+    count = tl.load(totals) * PER_ITEM
+    # Items are looked up one ahead, the first before it is known how many there are.
+    row, slot, start, end, partial, query = _load_item(items, first // PER_ITEM, first // PER_ITEM < capacity)
+    for index in range(first, count, tl.num_programs(0)):
+        following = index + tl.num_programs(0)
+        row_ahead, slot_ahead, start_ahead, end_ahead, partial_ahead, query_ahead = _load_item(
+            items, following // PER_ITEM, following < count
+        )
         kv_head = index // SPLIT % KV_HEADS
         inside = index % SPLIT * ROWS + lane
         rows = inside < GROUP
@@ -204,7 +219,7 @@ def _decode_kernel(
             if D1 > 0:
                 store_dims(values, place * HEAD_DIM, rows, acc1, D0, D1, HEAD_DIM)
             if MERGING:
-                first = tl.load(row_plan + 4 * row)
+                first_partial = tl.load(row_plan + 4 * row)
                 chunks = tl.load(row_plan + 4 * row + 1)
                 own_chunks = tl.load(row_plan + 4 * row + 3)
                 counter = arrived + (row * KV_HEADS + kv_head) * SPLIT + index % SPLIT
@@ -218,7 +233,7 @@ def _decode_kernel(
                     merge_partials(
                         out,
                         row.to(tl.int64) * (HEADS * HEAD_DIM) + few_heads * HEAD_DIM,
-                        first.to(tl.int64) * HEADS + few_heads,
+                        first_partial.to(tl.int64) * HEADS + few_heads,
                         few_rows,
                         chunks,
                         values,
@@ -229,6 +244,8 @@ def _decode_kernel(
                         AHEAD,
                         MERGED,
                     )
+        row, slot, start, end = row_ahead, slot_ahead, start_ahead, end_ahead
+        partial, query = partial_ahead, query_ahead
 
 
 def compile_cases(capability: int) -> list[CompileCase]:
@@ -248,7 +265,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
             types = dict.fromkeys(["tables", "items", "row_plan", "arrived", "totals"], "*i32")
             types |= dict.fromkeys(["values", "stats", "alibi"], "*fp32")
             types |= dict.fromkeys(["qkv", "out", "cache"], "*bf16")
-            types |= {"table_stride": "i32", "scale": "fp32", "v_scale": "fp32"}
+            types |= {"table_stride": "i32", "capacity": "i32", "scale": "fp32", "v_scale": "fp32"}
             if shape.kv_fp8:
                 types["cache"] = "*fp8e4nv" if capability >= 89 else "*u8"
             constants = _decode_constants(shape, config)

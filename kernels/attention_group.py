@@ -11,7 +11,7 @@ import triton.language as tl
 from octavo.kernels.attention import AttentionShape
 from octavo.kernels.attention_chunk import attend_chunk, chunk_constants, load_queries, store_dims
 from octavo.kernels.attention_decode_tables import DecodeConfig, group_config
-from octavo.kernels.attention_work import AttentionWork, device_limits, group_rows
+from octavo.kernels.attention_work import AttentionWork, group_rows
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from torch import Tensor
@@ -30,11 +30,10 @@ def launch_group(
     config: DecodeConfig | None,
 ) -> None:
     """Partials of the shared chunks; arguments as `decode_attention`'s, with the scale of fp8 keys in `scale`."""
-    capability, processors = device_limits(qkv.device)
-    config = config or group_config(capability, shape.head_dim)
+    config = config or group_config(work.capability, shape.head_dim)
     launch(
         _group_kernel,
-        (processors * config.programs,),
+        (work.processors * config.programs,),
         qkv,
         cache,
         block_tables,

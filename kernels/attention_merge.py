@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from octavo.kernels.attention import AttentionShape, finish, merge_chunk, merge_factors
 from octavo.kernels.attention_chunk import store_dims
-from octavo.kernels.attention_work import AttentionWork, device_limits
+from octavo.kernels.attention_work import AttentionWork
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from torch import Tensor
@@ -21,10 +21,9 @@ _PROGRAMS = 16
 
 def launch_merge(out: Tensor, work: AttentionWork, shape: AttentionShape, v_scale: float) -> None:
     """Merge the partials of all rows that have some into out [tokens, num_heads * head_dim]."""
-    _, processors = device_limits(out.device)
     launch(
         _merge_kernel,
-        (processors * _PROGRAMS,),
+        (work.processors * _PROGRAMS,),
         out,
         work.row_plan,
         work.totals,

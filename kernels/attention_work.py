@@ -55,6 +55,8 @@ class AttentionWork:
         group_rows: rows of the shared-prefix kernel's products.
         members: sequences of a shared-prefix item; 0 where prefixes are not shared.
         queries: tokens of a prompt item.
+        capability: compute capability of the device, 90 for 9.0.
+        processors: its multiprocessors.
     """
 
     def __init__(
@@ -82,10 +84,10 @@ class AttentionWork:
         self.window = window
         self.max_num_seqs = max_num_seqs
         self.block_size = shape.block_size
-        capability = device_limits(device)[0]
-        self.group_rows = group_rows(capability)
+        self.capability, self.processors = device_limits(device)
+        self.group_rows = group_rows(self.capability)
         self.members = self.group_rows // shape.group if window == 0 else 0
-        self.queries = max(1, (prompt_rows or prefill_config(capability, shape.head_dim).rows) // shape.group)
+        self.queries = max(1, (prompt_rows or prefill_config(self.capability, shape.head_dim).rows) // shape.group)
         chunks = _chunks(max_model_len, window)
         partials = max_num_seqs * chunks
         groups = max_num_seqs // 2 * chunks if self.members else 0

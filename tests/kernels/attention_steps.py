@@ -50,7 +50,7 @@ class Step:
 
     def work(self, window: int = 0, **options: int) -> AttentionWork:
         """An `AttentionWork` just large enough."""
-        longest = int(self.seq_lens.max())
+        longest = int(self.seq_lens[: self.counts[1]].max())
         return AttentionWork(len(self.slots), longest, len(self.qkv), self.shape, window, self.qkv.device, **options)
 
     def expected(
@@ -90,12 +90,12 @@ def make_step(
     Blocks lie anywhere in the cache, slots in any order. Every place that no row may read is NaN, as are the queries
     of `padding` further tokens; `padding` further rows hold nonsense.
     """
-    torch.manual_seed(seed)
+    random = torch.Generator().manual_seed(seed)
     size = shape.block_size
     needed = [-(-length // size) for length, _ in rows]
     num_blocks = sum(needed) + 3
-    free = torch.randperm(num_blocks).tolist()
-    slots = torch.randperm(len(rows) + 2)[: len(rows)].int()
+    free = torch.randperm(num_blocks, generator=random).tolist()
+    slots = torch.randperm(len(rows) + 2, generator=random)[: len(rows)].int()
     tables = torch.full((len(rows) + 2, max(needed) + 5), num_blocks - 1, dtype=torch.int32)
     cache = torch.full((num_blocks, 2, shape.num_kv_heads, size, shape.head_dim), math.nan)
     chains = [[free.pop() for _ in range(count)] for count in needed]
@@ -107,10 +107,12 @@ def make_step(
         for i, block in enumerate(chain):
             filled = min(size, length - i * size)
             if math.isnan(float(cache[block, 0, 0, filled - 1, 0])):
-                cache[block, :, :, :filled] = torch.randn(2, shape.num_kv_heads, filled, shape.head_dim)
+                cache[block, :, :, :filled] = torch.randn(
+                    2, shape.num_kv_heads, filled, shape.head_dim, generator=random
+                )
     queries = [count for _, count in rows]
     tokens = sum(queries)
-    qkv = torch.randn(tokens + padding, shape.width)
+    qkv = torch.randn(tokens + padding, shape.width, generator=random)
     qkv[tokens:] = math.nan
     start = torch.tensor([0, *queries]).cumsum(0).int()
     decode = next((i for i, count in enumerate(queries) if count > 1), len(rows))

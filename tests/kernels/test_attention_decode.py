@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from attention_steps import Step, make_step
 from octavo.errors import ConfigError
-from octavo.kernels import attention_decode
+from octavo.kernels import attention_work
 from octavo.kernels.attention import HEAD_DIMS, AttentionShape, load_dims
 from octavo.kernels.attention_decode import decode_attention
 from octavo.kernels.attention_decode_tables import DecodeConfig
@@ -85,8 +85,8 @@ def test_alibi(device: torch.device) -> None:
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_fp8_cache(device: torch.device, dtype: torch.dtype, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, processors = attention_decode.device_limits(device)
-    monkeypatch.setattr(attention_decode, "device_limits", lambda _: (capability, processors))
+    _, processors = attention_work.device_limits(device)
+    monkeypatch.setattr(attention_work, "device_limits", lambda _: (capability, processors))
     step = make_step(AttentionShape(4, 2, 64, 16, 0.125, kv_fp8=True), rows(300, 31), dtype, device)
     out = attend(step, k_scale=1.5, v_scale=0.75)
     check(out, step.expected(k_scale=1.5, v_scale=0.75))
