@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
+from octavo.kernels.overlap import follow
 
 __all__ = ["act_and_mul", "activate", "compile_cases"]
 
@@ -33,8 +34,11 @@ def activate(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _act_and_mul_kernel(gate_up_ptr, out_ptr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
+def _act_and_mul_kernel(
+    gate_up_ptr, out_ptr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, PDL: tl.constexpr
+):
     """A block of a row of out [rows, COLUMNS] from gate_up [rows, 2 * COLUMNS]."""
+    follow(PDL)
     parts: tl.constexpr = (COLUMNS + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // parts).to(tl.int64)
     columns = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)

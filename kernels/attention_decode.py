@@ -21,6 +21,7 @@ from octavo.kernels.attention_merge import launch_merge, merge_ahead, merge_part
 from octavo.kernels.attention_work import DECODE_ROWS, AttentionWork
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
+from octavo.kernels.overlap import follow
 from torch import Tensor
 
 __all__ = ["compile_cases", "decode_attention"]
@@ -160,8 +161,10 @@ def _decode_kernel(
     MERGING: tl.constexpr,
     MERGED: tl.constexpr,
     AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Each item of the decode list for each kv head (and each ROWS of its query heads)."""
+    follow(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     SPLIT: tl.constexpr = (GROUP + ROWS - 1) // ROWS
     PER_ITEM: tl.constexpr = KV_HEADS * SPLIT

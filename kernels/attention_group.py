@@ -14,6 +14,7 @@ from octavo.kernels.attention_decode_tables import DecodeConfig, group_config
 from octavo.kernels.attention_work import AttentionWork, group_rows
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
+from octavo.kernels.overlap import follow
 from torch import Tensor
 
 __all__ = ["compile_cases", "launch_group"]
@@ -80,8 +81,10 @@ def _group_kernel(
     ALIBI: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Each item of the shared-prefix list for each kv head: a whole chunk for several sequences."""
+    follow(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     count = tl.load(totals + 1) * KV_HEADS
     lane = tl.arange(0, ROWS)

@@ -11,6 +11,7 @@ from octavo.kernels.attention_chunk import store_dims
 from octavo.kernels.attention_work import AttentionWork
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
+from octavo.kernels.overlap import follow
 from torch import Tensor
 
 __all__ = ["compile_cases", "launch_merge", "merge_ahead", "merge_partials"]
@@ -104,8 +105,10 @@ def _merge_kernel(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Merge the partials of each row and head."""
+    follow(PDL)
     count = tl.load(totals + 3) * HEADS
     one = tl.arange(0, 1)
     for index in range(tl.program_id(0), count, tl.num_programs(0)):

@@ -31,6 +31,7 @@ from octavo.kernels.attention_prefill_tables import PrefillConfig, prefill_confi
 from octavo.kernels.attention_work import AttentionWork, device_limits
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
+from octavo.kernels.overlap import follow
 from torch import Tensor
 
 __all__ = ["compile_cases", "prefill_attention"]
@@ -162,8 +163,10 @@ def _prefill_kernel(
     ROWS: tl.constexpr,
     QUERIES: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Each item of the prompt list for each kv head."""
+    follow(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCK: tl.constexpr = 2 * KV_HEADS * BLOCK_SIZE * HEAD_DIM
     TILES: tl.constexpr = CHUNK // TILE

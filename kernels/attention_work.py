@@ -20,6 +20,7 @@ from octavo.kernels.attention import CHUNK, AttentionShape
 from octavo.kernels.attention_prefill_tables import prefill_config
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
+from octavo.kernels.overlap import follow
 from torch import Tensor
 
 __all__ = [
@@ -226,8 +227,10 @@ def _plan_kernel(
     QUERIES: tl.constexpr,
     GROUPED: tl.constexpr,
     MIXED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program r writes the items of row r and of group r; each sums up for itself what lies before."""
+    follow(PDL)
     r = tl.program_id(0)
     lane = tl.arange(0, ROWS)
     num_rows = tl.load(counts + 1)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
+from octavo.kernels.overlap import follow
 
 __all__ = ["NUM_COPIES", "compile_cases", "copy_blocks"]
 
@@ -28,8 +29,10 @@ def _copy_blocks_kernel(
     BLOCK_WORDS: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One part of every block to copy in one layer, of a cache seen as 8-byte words."""
+    follow(PDL)
     count = tl.load(counts_ptr + COUNT)
     if count > 0:
         cache = cache_ptr + tl.program_id(0).to(tl.int64) * layer_words

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
+from octavo.kernels.overlap import follow
 
 __all__ = ["compile_cases", "gather_rows", "scale", "softcap"]
 
@@ -14,8 +15,9 @@ _MAX_BLOCK = 1024
 
 
 @triton.jit
-def _gather_rows_kernel(table_ptr, indices_ptr, out_ptr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def _gather_rows_kernel(table_ptr, indices_ptr, out_ptr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """A block of columns of one row: out[row] = table[indices[row]]."""
+    follow(PDL)
     parts: tl.constexpr = (COLUMNS + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // parts).to(tl.int64)
     columns = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
@@ -37,8 +39,9 @@ def tanh(x):
 
 
 @triton.jit(do_not_specialize=["size"])
-def _scale_kernel(x_ptr, size, factor, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
+def _scale_kernel(x_ptr, size, factor, CAPPED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """X = x * factor in place, or with CAPPED factor * tanh(x / factor)."""
+    follow(PDL)
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = offsets < size
     x = tl.load(x_ptr + offsets, mask=valid, other=0.0).to(tl.float32)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
+from octavo.kernels.overlap import overlaps
+
 __all__ = ["compile_only", "compiling", "launch"]
 
 _COMPILING: ContextVar[bool] = ContextVar("octavo_compiling", default=False)
@@ -25,6 +27,11 @@ def launch(kernel: Any, grid: tuple[int, ...], /, *args: Any, **options: Any) ->
         args: the kernel's arguments.
         options: arguments by name, `num_warps` and the compiler's other options.
     """
+    if "PDL" in kernel.arg_names:
+        early = overlaps()
+        options["PDL"] = early
+        if early:
+            options["launch_pdl"] = True
     kernel.run(*args, grid=grid, warmup=_COMPILING.get(), **options)
 
 

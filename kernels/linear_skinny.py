@@ -40,6 +40,20 @@ def _tile(
 
 
 @triton.jit
+def _prefetch(pointer, num_bytes):
+    """Ask for num_bytes (a multiple of 16) from pointer on to be brought to L2; one thread of the program asks."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0;"
+        " @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [pointer, num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def _chained(x, w, acc, SWAP: tl.constexpr):
     """Acc and one step of the product more."""
     if SWAP:
@@ -65,12 +79,20 @@ def _skinny_kernel(
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,  # "" for a plain product
+    PDL: tl.constexpr,
 ):
     """Store x @ W^T (+ bias), or activation(x @ gate^T) * (x @ up^T)."""
     GATED: tl.constexpr = ACTIVATION != ""
     first = tl.program_id(0) * BN
     m = tl.arange(0, BM)
     k = tl.arange(0, BK)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        size = tl.minimum(BN, N - first) * K * 2
+        _prefetch(w_ptr + first.to(tl.int64) * K, size)
+        if GATED:
+            _prefetch(w_ptr + (N + first).to(tl.int64) * K, size)
+        tl.extra.cuda.gdc_wait()
     if SWAP:
         acc = tl.zeros((BN, BM), dtype=tl.float32)
         acc_up = tl.zeros((BN, BM), dtype=tl.float32)

@@ -12,6 +12,7 @@ import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from octavo.kernels.linear_tables import TiledTile, tiled_tile
+from octavo.kernels.overlap import follow
 
 __all__ = ["DEPTH", "compile_cases", "tiled_product"]
 
@@ -34,8 +35,10 @@ def _tiled_kernel(
     GROUP: tl.constexpr,  # tiles of rows that pass over W together
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Store x @ W^T (+ bias)."""
+    follow(PDL)
     program = tl.program_id(0)
     tiles_m = tl.cdiv(rows, BM)
     tiles_n = tl.cdiv(N, BN)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
+from octavo.kernels.overlap import follow
 
 __all__ = ["add_rms_norm", "compile_cases", "norm_warps", "rms_norm"]
 
@@ -28,7 +29,15 @@ def _summed(x, residual, offsets, valid, ADD: tl.constexpr):
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, eps, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    eps,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Store rms_norm(x[row] (+ residual[row])) * weight."""
     start = tl.program_id(0).to(tl.int64) * COLUMNS
@@ -38,10 +47,12 @@ def _rms_norm_kernel(
     if BLOCK >= COLUMNS:
         valid = offsets < COLUMNS
         weight = tl.load(weight_ptr + offsets, mask=valid, other=0.0)
+        follow(PDL)
         value = _summed(x, residual, offsets, valid, ADD)
         factor = tl.rsqrt(tl.sum(value * value, axis=0) / COLUMNS + eps)
         tl.store(out + offsets, (value * factor).to(dtype).to(tl.float32) * weight, mask=valid)
     else:
+        follow(PDL)
         squares = tl.zeros([BLOCK], dtype=tl.float32)
         for column in range(0, COLUMNS, BLOCK):
             value = _summed(x, residual, column + offsets, column + offsets < COLUMNS, ADD)

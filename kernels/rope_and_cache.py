@@ -8,6 +8,7 @@ import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.fp8 import encode_e4m3
 from octavo.kernels.launch import launch
+from octavo.kernels.overlap import follow
 
 __all__ = ["compile_cases", "rope_and_cache"]
 
@@ -69,11 +70,13 @@ def _rope_and_cache_kernel(
     HALF: tl.constexpr,
     REST: tl.constexpr,
     WIDE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A group of HEADS heads of one token: of q in place, or of k and v into the token's slot.
 
     HALF, REST and WIDE are powers of two that hold half of the turned dimensions, the others, and all of a head.
     """
+    follow(PDL)
     dtype: tl.constexpr = qkv_ptr.dtype.element_ty
     q_parts: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
     parts: tl.constexpr = q_parts + (KV_HEADS + HEADS - 1) // HEADS

@@ -22,6 +22,7 @@ import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from octavo.kernels.logprobs import write_logprobs
+from octavo.kernels.overlap import follow
 from octavo.kernels.sample_blocks import SampleTiles, reduce_blocks_kernel
 from octavo.kernels.sample_row import (
     HAS_PENALTIES,
@@ -43,7 +44,8 @@ _CHOOSE_WARPS = 8
 
 
 @triton.jit
-def _ban_kernel(logits, counts, ban_logits, ban_tokens, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def _ban_kernel(logits, counts, ban_logits, ban_tokens, VOCAB: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    follow(PDL)
     number = tl.load(counts + 8)
     for start in range(tl.program_id(0) * BLOCK, number, tl.num_programs(0) * BLOCK):
         ban = start + tl.arange(0, BLOCK)
@@ -79,8 +81,10 @@ def _choose_kernel(
     MAX_LOGPROBS: tl.constexpr,
     MOST: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Choose the token of one row of what the kernels before found, and write everything. Grid (rows,)."""
+    follow(PDL)
     row = tl.program_id(0)
     if row >= tl.load(counts + 3):
         return

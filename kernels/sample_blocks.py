@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.noise import gumbel, noise_bits, noise_keys
+from octavo.kernels.overlap import follow
 from octavo.kernels.sample_row import (
     HAS_PENALTIES,
     NO_ID,
@@ -115,6 +116,7 @@ def reduce_blocks_kernel(
     SUB: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Reduce one block of a row. Grid (NUM_BLOCKS, rows).
 
@@ -128,6 +130,7 @@ def reduce_blocks_kernel(
         block_ids: int32 [rows, 2, NUM_BLOCKS]: the lowest ids of both.
         PART: sub-blocks of SUB that are worked on at a time, while the next STAGES - 1 are on their way.
     """
+    follow(PDL)
     row = tl.program_id(1)
     if row >= tl.load(counts + 3):
         return

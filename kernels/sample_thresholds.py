@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.noise import gumbel, noise_bits, noise_keys
+from octavo.kernels.overlap import follow
 from octavo.kernels.sample_row import (
     LEAST_KEY,
     NO_ID,
@@ -377,6 +378,7 @@ def draw_limited_kernel(
     TILE: tl.constexpr,
     FOUND: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Draw the token of one row that has top_k, top_p or min_p; other rows return at once. Grid (rows,).
 
@@ -388,6 +390,7 @@ def draw_limited_kernel(
         drawn: int32 [rows], written.
         LENGTH: the power of two from NUM_SUBS up.
     """
+    follow(PDL)
     row = tl.program_id(0)
     if row >= tl.load(counts + 3):
         return

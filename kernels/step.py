@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
+from octavo.kernels.overlap import follow
 from octavo.kernels.reference import PROMPT_BIT
 from torch import Tensor
 
@@ -187,8 +188,10 @@ def _take_plan_kernel(
     table_stride,
     PARAM_LEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One job a column of the grid; the programs of a column share its elements."""
+    follow(PDL)
     job = tl.program_id(1)
     first = tl.program_id(0) * BLOCK
     step = tl.num_programs(0) * BLOCK
@@ -322,8 +325,10 @@ def _publish_kernel(
     PARAM_LEN: tl.constexpr,
     ROWS: tl.constexpr,
     NUM_ARENAS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: it must be the last to look at `turn`."""
+    follow(PDL)
     arena = tl.load(turn)
     num_logits = tl.load(counts + 3)
     base = arena.to(tl.int64) * ring_rows
@@ -386,9 +391,18 @@ def publish(state: DeviceState, counts: Tensor, logits_slots: Tensor, samples: S
 
 @triton.jit(do_not_specialize=["slot", "length", "prompt_length", "vocab_size"])
 def _count_history_kernel(
-    tokens, token_counts, slot, length, prompt_length, vocab_size, PROMPT_BIT: tl.constexpr, BLOCK: tl.constexpr
+    tokens,
+    token_counts,
+    slot,
+    length,
+    prompt_length,
+    vocab_size,
+    PROMPT_BIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: the row is cleared before it is counted into."""
+    follow(PDL)
     lanes = tl.arange(0, BLOCK)
     row = token_counts + tl.cast(slot, tl.int64) * vocab_size
     for start in range(0, vocab_size, BLOCK):

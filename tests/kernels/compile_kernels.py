@@ -49,7 +49,8 @@ def compiled(case: CompileCase, capability: int) -> dict[str, Any]:
     """What one case takes on one GPU, or why it does not compile."""
     function = case.kernel
     signature = {name: case.arguments.get(name, "constexpr") for name in function.arg_names}
-    stray = (set(case.arguments) | set(case.constants)) ^ set(function.arg_names)
+    constants = case.constants | ({"PDL": capability >= 90} if "PDL" in signature else {})
+    stray = (set(case.arguments) | set(constants)) ^ set(function.arg_names)
     report: dict[str, Any] = {"kernel": function.__name__, "capability": capability, "constants": str(case.constants)}
     if stray:
         return report | {"error": f"arguments that the case or the kernel lacks: {sorted(stray)}"}
@@ -64,7 +65,7 @@ def compiled(case: CompileCase, capability: int) -> dict[str, Any]:
     source = (GluonASTSource if function.is_gluon() else ASTSource)(
         function,
         signature,
-        constexprs={(function.arg_names.index(name),): value for name, value in case.constants.items()},
+        constexprs={(function.arg_names.index(name),): value for name, value in constants.items()},
         attrs={(index,): [["tt.divisibility", 16]] for index in aligned},
     )
     options = {
