@@ -21,7 +21,7 @@ __all__ = [
     "HEAD_DIMS",
     "AttentionShape",
     "accumulate",
-    "attend_tile",
+    "add_values",
     "block_offsets",
     "finish",
     "load_dims",
@@ -29,9 +29,11 @@ __all__ = [
     "merge_chunk",
     "merge_factors",
     "position_offsets",
+    "raise_maximum",
     "row_sum",
     "score_tile",
     "weigh_tile",
+    "weights",
 ]
 
 CHUNK = 256
@@ -189,10 +191,22 @@ def weigh_tile(s, m, factor, DTYPE: tl.constexpr):
     Returns:
         (p, alpha, m): DTYPE weights [M, TILE], the factor [M] of the sums so far (0 for m of -inf), the new maximum.
     """
-    top = tl.maximum(m, tl.max(s, 1) * factor)
+    top, finite, alpha = raise_maximum(m, tl.max(s, 1) * factor)
+    return weights(s, factor, finite, DTYPE), alpha, top
+
+
+@triton.jit
+def raise_maximum(m, high):
+    """The larger of m and high [M], the same with 0 for -inf, and the factor of the sums so far."""
+    top = tl.maximum(m, high)
     finite = tl.where(top == float("-inf"), 0.0, top)
-    p = tl.exp2(tl.fma(s, factor, -finite[:, None]))
-    return p.to(DTYPE), tl.exp2(m - finite), top
+    return top, finite, tl.exp2(m - finite)
+
+
+@triton.jit
+def weights(s, factor, finite, DTYPE: tl.constexpr):
+    """DTYPE weights of scores s [M, TILE] after the maximum finite [M]."""
+    return tl.exp2(tl.fma(s, factor, -finite[:, None])).to(DTYPE)
 
 
 @triton.jit
@@ -201,57 +215,27 @@ def accumulate(p, alpha, v0, v1, total, acc0, acc1, D1: tl.constexpr):
 
     A sum times 0 is to be a fresh sum's 0, not -0: hence the fused form.
     """
-    ones = tl.full([v0.shape[0], 16], 1.0, v0.dtype)
-    total = tl.dot(p, ones, tl.fma(total, alpha[:, None], 0.0), input_precision="ieee")
-    acc0 = tl.dot(p, v0, tl.fma(acc0, alpha[:, None], 0.0), input_precision="ieee")
+    total = tl.fma(total, alpha[:, None], 0.0)
+    acc0 = tl.fma(acc0, alpha[:, None], 0.0)
     if D1 > 0:
-        acc1 = tl.dot(p, v1, tl.fma(acc1, alpha[:, None], 0.0), input_precision="ieee")
+        acc1 = tl.fma(acc1, alpha[:, None], 0.0)
+    return add_values(p, v0, v1, total, acc0, acc1, D1)
+
+
+@triton.jit
+def add_values(p, v0, v1, total, acc0, acc1, D1: tl.constexpr):
+    """The sums with those of weights p [M, N] and of values v0, v1 [N, ...] added: a tile's, or its next part's."""
+    ones = tl.full([v0.shape[0], 16], 1.0, v0.dtype)
+    total = tl.dot(p, ones, total, input_precision="ieee")
+    acc0 = tl.dot(p, v0, acc0, input_precision="ieee")
+    if D1 > 0:
+        acc1 = tl.dot(p, v1, acc1, input_precision="ieee")
     return total, acc0, acc1
 
 
 @triton.jit
-def attend_tile(
-    q0,
-    q1,
-    k0,
-    k1,
-    v0,
-    v1,
-    m,
-    total,
-    acc0,
-    acc1,
-    visible,
-    distance,
-    slopes,
-    scale,
-    D1: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """One tile of the online softmax.
-
-    q0 [M, D0], q1 [M, D1] and k0, v0 [TILE, D0], k1, v1 [TILE, D1] are the parts of the head (None or anything for the
-    second where D1 is 0), of one dtype. m float32 [M]: the largest score so far, times log2 e, -inf before the first
-    tile. total float32 [M, 16]: sum of the weights so far, in every column. acc0, acc1 float32: weighted values so far.
-    visible: bool [M or 1, TILE], used where MASKED. distance: key's position less the query's, [M or 1, TILE], and
-    slopes float32 [M], used where ALIBI. scale: of the scores, times the scale of an fp8 key.
-
-    Returns:
-        (m, total, acc0, acc1) after the tile.
-    """
-    s = score_tile(q0, q1, k0, k1, distance, slopes, scale, D1, SOFTCAP, ALIBI)
-    if MASKED:
-        s = tl.where(visible, s, float("-inf"))
-    p, alpha, m = weigh_tile(s, m, log2_factor(scale, SOFTCAP, ALIBI), v0.dtype)
-    total, acc0, acc1 = accumulate(p, alpha, v0, v1, total, acc0, acc1, D1)
-    return m, total, acc0, acc1
-
-
-@triton.jit
 def row_sum(total):
-    """Sum of the weights [M] out of the 16 equal columns that `attend_tile` keeps."""
+    """Sum of the weights [M] out of the 16 equal columns that `accumulate` keeps."""
     return tl.max(total, 1)
 
 

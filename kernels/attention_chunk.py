@@ -6,13 +6,26 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from octavo.kernels.attention import CHUNK, AttentionShape, attend_tile, block_offsets, load_dims, row_sum
+from octavo.kernels.attention import (
+    CHUNK,
+    AttentionShape,
+    accumulate,
+    add_values,
+    block_offsets,
+    load_dims,
+    log2_factor,
+    raise_maximum,
+    row_sum,
+    score_tile,
+    weigh_tile,
+    weights,
+)
 
 __all__ = ["attend_chunk", "chunk_constants", "load_queries", "store_dims"]
 
 
-def chunk_constants(shape: AttentionShape, num_stages: int) -> dict[str, Any]:
-    """The constants of a kernel that calls these functions."""
+def chunk_constants(shape: AttentionShape, num_stages: int, pieces: int = 1) -> dict[str, Any]:
+    """The constants of a kernel that calls these functions; a tile is loaded in 1 or 2 pieces."""
     first, second = shape.parts
     return {
         "HEADS": shape.num_heads,
@@ -23,6 +36,7 @@ def chunk_constants(shape: AttentionShape, num_stages: int) -> dict[str, Any]:
         "D1": second,
         "TILE": shape.tile,
         "CHUNK": CHUNK,
+        "PIECES": pieces,
         "SOFTCAP": shape.softcap,
         "ALIBI": shape.alibi,
         "STAGES": num_stages,
@@ -48,6 +62,7 @@ def attend_chunk(
     D1: tl.constexpr,
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
+    PIECES: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     ROWS: tl.constexpr,
@@ -63,51 +78,124 @@ def attend_chunk(
     total = tl.zeros([ROWS, 16], tl.float32)
     acc0 = tl.zeros([ROWS, D0], tl.float32)
     acc1 = tl.zeros([ROWS, D1 if D1 > 0 else 16], tl.float32)
-    lane = tl.arange(0, TILE)
+    # Whether a tile's products are one chain of its keys or two after each other is the same to the last bit.
+    PIECE: tl.constexpr = TILE // PIECES
     base = start // CHUNK * CHUNK
     # All blocks of the chunk are looked up first, so that in the loop no load waits for another.
-    seen = (base + lane >= start) & (base + lane < end)
-    blocks = (tl.load(table + (base + lane) // BLOCK_SIZE, mask=seen, other=0),)
-    for i in tl.static_range(1, CHUNK // TILE):
-        positions = base + i * TILE + lane
-        seen = (positions >= start) & (positions < end)
+    blocks = (_load_blocks(table, base, start, end, BLOCK_SIZE, PIECE),)
+    for i in tl.static_range(1, CHUNK // PIECE):
         # Triton knows no starred tuple.
-        blocks = blocks + (tl.load(table + positions // BLOCK_SIZE, mask=seen, other=0),)  # type: ignore[assignment]  # noqa: RUF005
+        blocks = blocks + (_load_blocks(table, base + i * PIECE, start, end, BLOCK_SIZE, PIECE),)  # type: ignore[assignment]  # noqa: RUF005
+    factor = log2_factor(scale, SOFTCAP, ALIBI)
     for tile in tl.range((start - base) // TILE, (end - base + TILE - 1) // TILE, num_stages=STAGES):
-        positions = base + tile * TILE + lane
-        seen = (positions >= start) & (positions < end)
-        block = blocks[0]
-        for i in tl.static_range(1, CHUNK // TILE):
-            block = tl.where(tile == i, blocks[i], block)
-        place = block_offsets(block, positions, kv_head, BLOCK, BLOCK_SIZE, HEAD_DIM)
-        k0 = load_dims(cache, place, seen, q0.dtype, 0, D0, HEAD_DIM)
-        v0 = load_dims(values, place, seen, q0.dtype, 0, D0, HEAD_DIM)
-        k1 = k0
-        v1 = v0
-        if D1 > 0:
-            k1 = load_dims(cache, place, seen, q0.dtype, D0, D1, HEAD_DIM)
-            v1 = load_dims(values, place, seen, q0.dtype, D0, D1, HEAD_DIM)
-        m, total, acc0, acc1 = attend_tile(
+        s, v0, v1 = _score_piece(
             q0,
             q1,
-            k0,
-            k1,
-            v0,
-            v1,
-            m,
-            total,
-            acc0,
-            acc1,
-            seen[None, :],
-            positions[None, :] - query[:, None],
+            cache,
+            values,
+            blocks,
+            base,
+            tile * PIECES,
+            kv_head,
+            start,
+            end,
+            query,
             slopes,
             scale,
+            BLOCK,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            D0,
             D1,
+            CHUNK,
+            PIECE,
             SOFTCAP,
             ALIBI,
-            True,
         )
+        if PIECES == 1:
+            p, alpha, m = weigh_tile(s, m, factor, q0.dtype)
+            total, acc0, acc1 = accumulate(p, alpha, v0, v1, total, acc0, acc1, D1)
+        else:
+            s_next, v0_next, v1_next = _score_piece(
+                q0,
+                q1,
+                cache,
+                values,
+                blocks,
+                base,
+                tile * PIECES + 1,
+                kv_head,
+                start,
+                end,
+                query,
+                slopes,
+                scale,
+                BLOCK,
+                HEAD_DIM,
+                BLOCK_SIZE,
+                D0,
+                D1,
+                CHUNK,
+                PIECE,
+                SOFTCAP,
+                ALIBI,
+            )
+            m, finite, alpha = raise_maximum(m, tl.maximum(tl.max(s, 1), tl.max(s_next, 1)) * factor)
+            p = weights(s, factor, finite, q0.dtype)
+            total, acc0, acc1 = accumulate(p, alpha, v0, v1, total, acc0, acc1, D1)
+            p = weights(s_next, factor, finite, q0.dtype)
+            total, acc0, acc1 = add_values(p, v0_next, v1_next, total, acc0, acc1, D1)
     return m, row_sum(total), acc0, acc1
+
+
+@triton.jit
+def _load_blocks(table, first, start, end, BLOCK_SIZE: tl.constexpr, PIECE: tl.constexpr):
+    """Blocks of the positions from first on, int32 [PIECE]; 0 outside start .. end."""
+    positions = first + tl.arange(0, PIECE)
+    return tl.load(table + positions // BLOCK_SIZE, mask=(positions >= start) & (positions < end), other=0)
+
+
+@triton.jit
+def _score_piece(
+    q0,
+    q1,
+    cache,
+    values,
+    blocks,
+    base,
+    piece,
+    kv_head,
+    start,
+    end,
+    query,
+    slopes,
+    scale,
+    BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    D0: tl.constexpr,
+    D1: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PIECE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+):
+    """Scores [ROWS, PIECE] of a piece of the chunk, -inf outside start .. end, and its values' parts."""
+    positions = base + piece * PIECE + tl.arange(0, PIECE)
+    seen = (positions >= start) & (positions < end)
+    block = blocks[0]
+    for i in tl.static_range(1, CHUNK // PIECE):
+        block = tl.where(piece == i, blocks[i], block)
+    place = block_offsets(block, positions, kv_head, BLOCK, BLOCK_SIZE, HEAD_DIM)
+    k0 = load_dims(cache, place, seen, q0.dtype, 0, D0, HEAD_DIM)
+    v0 = load_dims(values, place, seen, q0.dtype, 0, D0, HEAD_DIM)
+    k1 = k0
+    v1 = v0
+    if D1 > 0:
+        k1 = load_dims(cache, place, seen, q0.dtype, D0, D1, HEAD_DIM)
+        v1 = load_dims(values, place, seen, q0.dtype, D0, D1, HEAD_DIM)
+    s = score_tile(q0, q1, k0, k1, positions[None, :] - query[:, None], slopes, scale, D1, SOFTCAP, ALIBI)
+    return tl.where(seen[None, :], s, float("-inf")), v0, v1
 
 
 @triton.jit

@@ -108,7 +108,7 @@ def _launch_decode(
 
 def _decode_constants(shape: AttentionShape, config: DecodeConfig) -> dict[str, Any]:
     merged = triton.next_power_of_2(min(shape.group, DECODE_ROWS))
-    return chunk_constants(shape, config.num_stages) | {
+    return chunk_constants(shape, config.num_stages, config.pieces) | {
         "ROWS": DECODE_ROWS,
         "MERGING": config.merging,
         "MERGED": merged,
@@ -154,6 +154,7 @@ def _decode_kernel(
     D1: tl.constexpr,
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
+    PIECES: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     STAGES: tl.constexpr,
@@ -203,6 +204,7 @@ def _decode_kernel(
             D1,
             TILE,
             CHUNK,
+            PIECES,
             SOFTCAP,
             ALIBI,
             ROWS,

@@ -17,6 +17,7 @@ class DecodeConfig:
         programs: a multiprocessor.
         registers: most a thread may use; None for what the compiler takes.
         merging: whether the program that ends a row's last partial merges them, instead of a kernel of its own.
+        pieces: 1 or 2, in how many a tile is loaded.
     """
 
     num_warps: int
@@ -24,6 +25,7 @@ class DecodeConfig:
     programs: int
     registers: int | None = None
     merging: bool = False
+    pieces: int = 1
 
 
 # By (least compute capability, least head size); the last that fits holds.

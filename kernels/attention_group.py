@@ -47,7 +47,7 @@ def launch_group(
         work.stats,
         slopes,
         scale,
-        **chunk_constants(shape, config.num_stages),
+        **chunk_constants(shape, config.num_stages, config.pieces),
         ROWS=work.group_rows,
         num_warps=config.num_warps,
         maxnreg=config.registers,
@@ -77,6 +77,7 @@ def _group_kernel(
     D1: tl.constexpr,
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
+    PIECES: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     STAGES: tl.constexpr,
@@ -121,6 +122,7 @@ def _group_kernel(
             D1,
             TILE,
             CHUNK,
+            PIECES,
             SOFTCAP,
             ALIBI,
             ROWS,
@@ -150,7 +152,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
         types |= {"qkv": "*bf16", "cache": "*bf16", "table_stride": "i32", "scale": "fp32"}
         if shape.kv_fp8:
             types["cache"] = "*fp8e4nv" if capability >= 89 else "*u8"
-        constants = chunk_constants(shape, config.num_stages) | {"ROWS": group_rows(capability)}
+        constants = chunk_constants(shape, config.num_stages, config.pieces) | {"ROWS": group_rows(capability)}
         cases.append(
             CompileCase(_group_kernel, types, constants, num_warps=config.num_warps, aligned=("table_stride",))
         )

@@ -165,12 +165,21 @@ def test_the_last_program_of_a_row_may_merge(device: torch.device, case: tuple[A
     assert torch.equal(outs[0], outs[2])
 
 
+@pytest.mark.parametrize("head_dim", [64, 192])
+def test_tiles_in_two_pieces(device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+    step = make_step(AttentionShape(4, 2, head_dim, 16, 0.1, softcap=9.0), rows(300, 31, 600), dtype, device)
+    out = attend(step, 310, config=DecodeConfig(4, 2, 1, pieces=2))
+    check(out, step.expected(310))
+    if device.type == "cuda":
+        assert torch.equal(out, attend(step, 310))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 192, 256])
 def test_launches_differ_in_no_bit(device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
     step = make_step(AttentionShape(8, 2, head_dim, 16, 0.1), rows(600, 17, 257), dtype, device)
     plain = attend(step)
-    for config in (DecodeConfig(2, 2, 1), DecodeConfig(4, 4, 1), DecodeConfig(8, 3, 2)):
+    for config in (DecodeConfig(2, 2, 1), DecodeConfig(4, 4, 1), DecodeConfig(8, 3, 2, pieces=2)):
         assert torch.equal(attend(step, config=config), plain)
 
 
