@@ -35,6 +35,7 @@ def decode_attention(
     work: AttentionWork,
     shape: AttentionShape,
     *,
+    tokens: int,
     grouped: bool,
     alibi_slopes: Tensor | None = None,
     k_scale: float = 1.0,
@@ -51,6 +52,7 @@ def decode_attention(
         block_tables: int32 [slots, blocks of a sequence].
         work: the lists of the layer's window.
         shape: of the layer.
+        tokens: the most rows there may be; chooses the launch.
         grouped: whether `plan_attention` used groups.
         alibi_slopes: float32 [num_heads] where shape.alibi.
         k_scale: what cached keys are to be multiplied with.
@@ -63,7 +65,7 @@ def decode_attention(
     scale = shape.scale * k_scale
     if grouped and work.members:
         launch_group(qkv, cache, block_tables, work, shape, slopes, scale, group_config)
-    config = config or decode_config(work.capability, shape.head_dim)
+    config = config or decode_config(work.capability, shape.head_dim, tokens)
     _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config)
     if not config.merging:
         launch_merge(out, work, shape, v_scale)
@@ -264,9 +266,10 @@ def compile_cases(capability: int) -> list[CompileCase]:
     ]
     cases = []
     for shape in shapes:
-        chosen = decode_config(capability, shape.head_dim)
-        for merging in {chosen.merging, capability >= 90}:
-            config = dataclasses.replace(chosen, merging=merging)
+        chosen = {decode_config(capability, shape.head_dim, tokens) for tokens in (1, 256)}
+        if capability >= 90:
+            chosen |= {dataclasses.replace(config, merging=True) for config in chosen}
+        for config in sorted(chosen, key=repr):
             types = dict.fromkeys(["tables", "items", "row_plan", "arrived", "totals"], "*i32")
             types |= dict.fromkeys(["values", "stats", "alibi"], "*fp32")
             types |= dict.fromkeys(["qkv", "out", "cache"], "*bf16")

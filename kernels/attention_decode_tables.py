@@ -33,8 +33,12 @@ _Table = dict[tuple[int, int], DecodeConfig]
 _DECODE: _Table = {
     (80, 0): DecodeConfig(4, 3, 2),
     (86, 0): DecodeConfig(4, 3, 1),
-    (90, 0): DecodeConfig(2, 3, 3),
+    (90, 0): DecodeConfig(2, 2, 4),
+    (90, 192): DecodeConfig(4, 3, 2),
 }
+_FEW_TOKENS = 8
+# For as many rows at most: too few items to hide what each waits for, so that each is done by more warps.
+_DECODE_FEW: _Table = _DECODE | {(90, 0): DecodeConfig(4, 3, 2)}
 _GROUP: _Table = {
     (80, 0): DecodeConfig(4, 3, 1),
     (86, 0): DecodeConfig(8, 2, 1),
@@ -42,9 +46,9 @@ _GROUP: _Table = {
 }
 
 
-def decode_config(capability: int, head_dim: int) -> DecodeConfig:
-    """The decode kernel's launch for a compute capability such as 90."""
-    return _last_that_fits(_DECODE, capability, head_dim)
+def decode_config(capability: int, head_dim: int, tokens: int) -> DecodeConfig:
+    """The decode kernel's launch for a compute capability such as 90 and the most rows there may be."""
+    return _last_that_fits(_DECODE_FEW if tokens <= _FEW_TOKENS else _DECODE, capability, head_dim)
 
 
 def group_config(capability: int, head_dim: int) -> DecodeConfig:

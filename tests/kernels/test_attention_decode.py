@@ -26,7 +26,9 @@ def attend(step: Step, window: int = 0, *, grouped: bool = False, **options: Any
     step.plan(work, grouped=grouped)
     width = step.shape.num_heads * step.shape.head_dim
     out = torch.full((len(step.qkv), width), UNTOUCHED, dtype=step.qkv.dtype, device=step.qkv.device)
-    decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, grouped=grouped, **options)
+    decode_attention(
+        step.qkv, out, step.cache, step.tables, work, step.shape, tokens=len(step.qkv), grouped=grouped, **options
+    )
     assert (out[step.num_tokens :] == UNTOUCHED).all()
     return out[: step.num_tokens]
 
@@ -157,7 +159,17 @@ def test_the_last_program_of_a_row_may_merge(device: torch.device, case: tuple[A
     for merging in (True, True, False):
         out = torch.zeros(len(lengths), shape.num_heads * shape.head_dim, dtype=dtype, device=device)
         config = DecodeConfig(4, 2, 1, merging=merging)
-        decode_attention(step.qkv, out, step.cache, step.tables, work, shape, grouped=bool(groups), config=config)
+        decode_attention(
+            step.qkv,
+            out,
+            step.cache,
+            step.tables,
+            work,
+            shape,
+            tokens=len(step.qkv),
+            grouped=bool(groups),
+            config=config,
+        )
         assert not work.arrived.any()
         outs.append(out)
     check(outs[0], step.expected())
@@ -192,7 +204,7 @@ def test_replayed_graphs_read_the_step_anew(device: torch.device, dtype: torch.d
 
     def once() -> None:
         step.plan(work)
-        decode_attention(step.qkv, out, step.cache, step.tables, work, shape, grouped=False)
+        decode_attention(step.qkv, out, step.cache, step.tables, work, shape, tokens=len(step.qkv), grouped=False)
 
     once()
     graph = torch.cuda.CUDAGraph()

@@ -174,7 +174,7 @@ def test_the_same_as_decoding(dtype: torch.dtype, device: torch.device, head_dim
     out = torch.empty(3, 2 * group * head_dim, dtype=dtype, device=device)
     work = step.work()
     step.plan(work)
-    decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, grouped=False)
+    decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, tokens=len(step.qkv), grouped=False)
     step.counts[2] = 0
     assert torch.equal(attend(step), out.cpu())
 

@@ -11,6 +11,8 @@ from octavo.kernels.launch import compile_only, compiling, launch
 
 
 class Kernel:
+    arg_names = ("x", "n", "BLOCK")
+
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 

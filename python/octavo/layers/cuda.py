@@ -214,9 +214,10 @@ class CudaOperations:
         """As `Operations.attention`, after `plan_attention` for the window; inputs are `CudaStepInputs`."""
         step = cast("CudaStepInputs", inputs)
         work, shape, grouped = step.works[window], self.attention_shape, step.kind == "grouped"
-        decode_attention(qkv, out, cache, step.block_tables, work, shape, grouped=grouped)
+        tokens = step.num_tokens
+        decode_attention(qkv, out, cache, step.block_tables, work, shape, tokens=tokens, grouped=grouped)
         if step.kind == "mixed":
-            prefill_attention(qkv, out, cache, step.block_tables, work, shape, tokens=step.num_tokens)
+            prefill_attention(qkv, out, cache, step.block_tables, work, shape, tokens=tokens)
 
     def gated(
         self, linear: CudaLinear, source: torch.Tensor, scratch: torch.Tensor, activated: torch.Tensor, rows: int
