@@ -32,7 +32,8 @@ class PrefillConfig:
 # By (least compute capability, least head size); the last that fits holds.
 _CONFIGS = {
     (80, 0): PrefillConfig(64, 8, 2, padded=True),
-    (90, 0): PrefillConfig(128, 8, 3),
+    (90, 0): PrefillConfig(128, 8, 2, hopper_stages=3),
+    (90, 128): PrefillConfig(128, 8, 2, hopper_stages=2),
     (90, 192): PrefillConfig(64, 8, 2),
 }
 
