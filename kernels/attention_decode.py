@@ -65,7 +65,7 @@ def decode_attention(
     scale = shape.scale * k_scale
     if grouped and work.members:
         launch_group(qkv, cache, block_tables, work, shape, slopes, scale, group_config)
-    config = config or decode_config(work.capability, shape.head_dim, tokens)
+    config = config or decode_config(work.capability, shape, tokens)
     _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config)
     if not config.merging:
         launch_merge(out, work, shape, v_scale)
@@ -266,7 +266,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     ]
     cases = []
     for shape in shapes:
-        chosen = {decode_config(capability, shape.head_dim, tokens) for tokens in (1, 256)}
+        chosen = {decode_config(capability, shape, tokens) for tokens in (1, 256)}
         if capability >= 90:
             chosen |= {dataclasses.replace(config, merging=True) for config in chosen}
         for config in sorted(chosen, key=repr):

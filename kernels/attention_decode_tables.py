@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from octavo.kernels.attention import AttentionShape
+
 __all__ = ["DecodeConfig", "decode_config", "group_config"]
 
 
@@ -28,33 +30,38 @@ class DecodeConfig:
     pieces: int = 1
 
 
-# By (least compute capability, least head size); the last that fits holds.
-_Table = dict[tuple[int, int], DecodeConfig]
+# By (least compute capability, least head size, 1 for an fp8 cache); the last that fits holds.
+_Table = dict[tuple[int, int, int], DecodeConfig]
 _DECODE: _Table = {
-    (80, 0): DecodeConfig(4, 3, 2),
-    (86, 0): DecodeConfig(4, 3, 1),
-    (90, 0): DecodeConfig(2, 2, 4),
-    (90, 192): DecodeConfig(4, 3, 2),
+    (80, 0, 0): DecodeConfig(4, 3, 2),
+    (86, 0, 0): DecodeConfig(4, 3, 1),
+    (90, 0, 0): DecodeConfig(2, 3, 6),
+    (90, 80, 0): DecodeConfig(4, 3, 3),
+    (90, 128, 0): DecodeConfig(2, 2, 4),
+    (90, 128, 1): DecodeConfig(4, 4, 2),
+    (90, 192, 0): DecodeConfig(4, 3, 2),
 }
 _FEW_TOKENS = 8
 # For as many rows at most: too few items to hide what each waits for, so that each is done by more warps.
-_DECODE_FEW: _Table = _DECODE | {(90, 0): DecodeConfig(4, 3, 2)}
+_DECODE_FEW: _Table = _DECODE | {(90, 0, 0): DecodeConfig(4, 3, 4), (90, 128, 0): DecodeConfig(4, 3, 2)}
 _GROUP: _Table = {
-    (80, 0): DecodeConfig(4, 3, 1),
-    (86, 0): DecodeConfig(8, 2, 1),
-    (90, 0): DecodeConfig(4, 2, 2),
+    (80, 0, 0): DecodeConfig(4, 3, 1),
+    (86, 0, 0): DecodeConfig(8, 2, 1),
+    (90, 0, 0): DecodeConfig(4, 2, 2),
+    (90, 192, 0): DecodeConfig(8, 3, 1),
 }
 
 
-def decode_config(capability: int, head_dim: int, tokens: int) -> DecodeConfig:
+def decode_config(capability: int, shape: AttentionShape, tokens: int) -> DecodeConfig:
     """The decode kernel's launch for a compute capability such as 90 and the most rows there may be."""
-    return _last_that_fits(_DECODE_FEW if tokens <= _FEW_TOKENS else _DECODE, capability, head_dim)
+    return _last_that_fits(_DECODE_FEW if tokens <= _FEW_TOKENS else _DECODE, capability, shape)
 
 
-def group_config(capability: int, head_dim: int) -> DecodeConfig:
+def group_config(capability: int, shape: AttentionShape) -> DecodeConfig:
     """The shared-prefix kernel's launch for a compute capability."""
-    return _last_that_fits(_GROUP, capability, head_dim)
+    return _last_that_fits(_GROUP, capability, shape)
 
 
-def _last_that_fits(table: _Table, capability: int, head_dim: int) -> DecodeConfig:
-    return table[max(key for key in table if key[0] <= max(80, capability) and key[1] <= head_dim)]
+def _last_that_fits(table: _Table, capability: int, shape: AttentionShape) -> DecodeConfig:
+    limits = (max(80, capability), shape.head_dim, int(shape.kv_fp8))
+    return table[max(key for key in table if all(least <= limit for least, limit in zip(key, limits, strict=True)))]

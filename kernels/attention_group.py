@@ -31,7 +31,7 @@ def launch_group(
     config: DecodeConfig | None,
 ) -> None:
     """Partials of the shared chunks; arguments as `decode_attention`'s, with the scale of fp8 keys in `scale`."""
-    config = config or group_config(work.capability, shape.head_dim)
+    config = config or group_config(work.capability, shape)
     launch(
         _group_kernel,
         (work.processors * config.programs,),
@@ -146,7 +146,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     ]
     cases = []
     for shape in shapes:
-        config = group_config(capability, shape.head_dim)
+        config = group_config(capability, shape)
         types = dict.fromkeys(["tables", "items", "member_rows", "row_plan", "totals"], "*i32")
         types |= dict.fromkeys(["values", "stats", "alibi"], "*fp32")
         types |= {"qkv": "*bf16", "cache": "*bf16", "table_stride": "i32", "scale": "fp32"}
