@@ -17,12 +17,12 @@ from octavo.kernels.attention import (
     CHUNK,
     AttentionShape,
     accumulate,
+    block_offsets,
     finish,
     load_dims,
     log2_factor,
     merge_chunk,
     merge_factors,
-    position_offsets,
     row_sum,
     score_tile,
     weigh_tile,
@@ -214,8 +214,9 @@ def _prefill_kernel(
         low = begin - WINDOW if WINDOW > 0 else -1
         positions = first_tile * TILE + lane
         seen = (positions > low) & (positions < end)
-        offsets = position_offsets(table, positions, seen, index % KV_HEADS, BLOCK, BLOCK_SIZE, HEAD_DIM)
+        blocks = tl.load(table + positions // BLOCK_SIZE, mask=seen, other=0)
         for tile in tl.range(first_tile, (end + TILE - 1) // TILE, num_stages=STAGES):
+            offsets = block_offsets(blocks, positions, index % KV_HEADS, BLOCK, BLOCK_SIZE, HEAD_DIM)
             k0 = load_dims(cache, offsets, seen, dtype, 0, D0, HEAD_DIM)
             v0 = load_dims(values, offsets, seen, dtype, 0, D0, HEAD_DIM)
             k1 = k0
@@ -239,10 +240,10 @@ def _prefill_kernel(
                 s = tl.where(visible, s, float("-inf"))
             p, alpha, m = weigh_tile(s, m, factor, dtype)
             total, acc0, acc1 = accumulate(p, alpha, v0, v1, total, acc0, acc1, D1)
-            # The next tile's places are looked up a tile ahead, so that the loads of keys wait for no other load.
+            # The next tile's blocks are looked up a tile ahead, so that the loads of keys wait for no other load.
             positions = (tile + 1) * TILE + lane
             seen = (positions > low) & (positions < end)
-            offsets = position_offsets(table, positions, seen, index % KV_HEADS, BLOCK, BLOCK_SIZE, HEAD_DIM)
+            blocks = tl.load(table + positions // BLOCK_SIZE, mask=seen, other=0)
         m_all, total_all, acc0_all, acc1_all = _merge(m_all, total_all, acc0_all, acc1_all, m, total, acc0, acc1, D1)
 
         o_offsets = token * (HEADS * HEAD_DIM) + head * HEAD_DIM
@@ -288,6 +289,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
                 _constants(shape, window, queries, config),
                 num_warps=config.num_warps,
                 num_stages=config.num_stages,
+                max_spilled=16 if capability < 90 and shape.head_dim >= 192 else 0,
             )
         )
     return cases
