@@ -114,7 +114,7 @@ def _decode_constants(shape: AttentionShape, config: DecodeConfig) -> dict[str, 
         "ROWS": DECODE_ROWS,
         "MERGING": config.merging,
         "MERGED": merged,
-        "AHEAD": merge_ahead(merged, shape.head_dim, 32 * config.num_warps),
+        "AHEAD": merge_ahead(merged, shape.head_dim, 32 * config.num_warps, held=32),
     }
 
 

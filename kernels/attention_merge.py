@@ -37,17 +37,17 @@ def launch_merge(out: Tensor, work: AttentionWork, shape: AttentionShape, v_scal
     )
 
 
-def merge_ahead(heads: int, head_dim: int, threads: int) -> int:
-    """Partials of `heads` heads to load together, so that a thread holds at most 16 values of them."""
-    held = heads * int(triton.next_power_of_2(head_dim)) // threads
-    return min(16, max(1, 16 // max(1, held)))
+def merge_ahead(heads: int, head_dim: int, threads: int, held: int) -> int:
+    """Partials of `heads` heads to load together, so that a thread holds about `held` values of them."""
+    each = max(1, heads * int(triton.next_power_of_2(head_dim)) // threads)
+    return min(16, max(1, held // each))
 
 
 def _merge_constants(shape: AttentionShape) -> dict[str, Any]:
     return {
         "HEADS": shape.num_heads,
         "HEAD_DIM": shape.head_dim,
-        "AHEAD": merge_ahead(1, shape.head_dim, 32),
+        "AHEAD": merge_ahead(1, shape.head_dim, 32, held=64),
     }
 
 
