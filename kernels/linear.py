@@ -9,7 +9,8 @@ import torch
 from octavo.kernels.activation import act_and_mul
 from octavo.kernels.launch import compiling
 from octavo.kernels.linear_skinny import skinny_gated, skinny_product
-from octavo.kernels.linear_tables import cublas_is_invariant, skinny_tile, tiled_tile
+from octavo.kernels.linear_slab import slab_gated, slab_product
+from octavo.kernels.linear_tables import cublas_is_invariant, skinny_tile, slab_tile, tiled_tile
 from octavo.kernels.linear_tiled import tiled_product
 
 __all__ = ["Dense", "configure_cublas"]
@@ -86,8 +87,11 @@ class Dense:
         """
         n, k = self.weight.shape
         half = self.weight.dtype != torch.float32
+        slab = slab_tile(self._capability, n, k, rows, gated=False) if half else None
         tile = skinny_tile(self._capability, n, k, rows, gated=False) if half else None
-        if tile is not None:
+        if slab is not None:
+            slab_product(x, self.weight, self.bias, out, rows, slab)
+        elif tile is not None:
             skinny_product(x, self.weight, self.bias, out, rows, tile)
         elif self._ours:
             tiled_product(x, self.weight, self.bias, out, rows, tiled_tile(self._capability, n, k, rows))
@@ -107,10 +111,13 @@ class Dense:
             activation: "silu", "gelu" or "gelu_tanh".
         """
         n, k = self.weight.shape
-        tile = None
+        slab = tile = None
         if self.weight.dtype != torch.float32 and self.bias is None:
+            slab = slab_tile(self._capability, n // 2, k, rows, gated=True)
             tile = skinny_tile(self._capability, n // 2, k, rows, gated=True)
-        if tile is not None:
+        if slab is not None:
+            slab_gated(x, self.weight, out, rows, slab, activation)
+        elif tile is not None:
             skinny_gated(x, self.weight, out, rows, tile, activation)
         else:
             self.forward(x, scratch, rows)

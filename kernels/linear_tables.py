@@ -7,9 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["MAX_SKINNY_ROWS", "SkinnyTile", "TiledTile", "cublas_is_invariant", "skinny_tile", "tiled_tile"]
+__all__ = [
+    "MAX_SKINNY_ROWS",
+    "SkinnyTile",
+    "SlabTile",
+    "TiledTile",
+    "cublas_is_invariant",
+    "skinny_tile",
+    "slab_tile",
+    "tiled_tile",
+]
 
 MAX_SKINNY_ROWS = 64
+_SLAB_PIECE = 1024
+_MAX_SLAB_PIECES = 3
+_SLAB_BYTES = 200 << 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,6 +43,25 @@ class SkinnyTile:
     depth: int
     warps: int
     stages: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlabTile:
+    """How `linear_slab` cuts a product.
+
+    Attributes:
+        rows: of x's tile; the product's rows fit in it.
+        columns: rows of W a program owns.
+        piece: of K a load, a power of two.
+        pieces: that make up K.
+        warps: of a program.
+    """
+
+    rows: int
+    columns: int
+    piece: int
+    pieces: int
+    warps: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,6 +111,26 @@ def skinny_tile(capability: tuple[int, int], n: int, k: int, rows: int, *, gated
     if n < 16384:
         return SkinnyTile(False, height, 32, 128, 4, 4)
     return SkinnyTile(False, height, 64, 64, 4, 5)
+
+
+def slab_tile(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: bool) -> SlabTile | None:
+    """The tile of a product whose weights wait in registers; None where it is not the one to use.
+
+    Args:
+        capability: of the card.
+        n: columns of the result.
+        k: summed.
+        rows: of x.
+        gated: for two products, the gate's and up's.
+    """
+    pieces, rest = divmod(k, _SLAB_PIECE)
+    height = next((bucket for bucket in (8, 16, 32) if rows <= bucket), None)
+    if capability < (9, 0) or height is None or rest or n > 16384:
+        return None
+    weights = pieces * (1 + gated)
+    if 2 * k * (16 * (1 + gated) + height) > _SLAB_BYTES or weights > _MAX_SLAB_PIECES:
+        return None
+    return SlabTile(height, 16, _SLAB_PIECE, pieces, 8 if weights > 1 else 4)
 
 
 def _hopper(n: int, k: int, rows: int) -> SkinnyTile | None:
