@@ -68,7 +68,7 @@ def decode_attention(
     config = config or decode_config(work.capability, shape, tokens)
     _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config)
     if not config.merging:
-        launch_merge(out, work, shape, v_scale)
+        launch_merge(out, work, shape, v_scale, tokens=tokens)
 
 
 def _launch_decode(
@@ -93,7 +93,7 @@ def _launch_decode(
         block_tables.stride(0),
         work.decode_items,
         len(work.decode_items),
-        work.row_plan,
+        work.chunks,
         work.arrived,
         work.totals,
         work.values,
@@ -128,10 +128,12 @@ def _load_item(items, place, there):
     end = tl.load(item + 3, mask=there, other=0)
     partial = tl.load(item + 4, mask=there, other=0)
     query = tl.load(item + 5, mask=there, other=0)
-    return row, slot, start, end, partial, query
+    chunks = tl.load(item + 6, mask=there, other=0)
+    own_chunks = tl.load(item + 7, mask=there, other=0)
+    return row, slot, start, end, partial, query, chunks, own_chunks
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "capacity", "most_chunks"])
 def _decode_kernel(
     qkv,
     out,
@@ -140,7 +142,7 @@ def _decode_kernel(
     table_stride,
     items,
     capacity,
-    row_plan,
+    most_chunks,
     arrived,
     totals,
     values,
@@ -175,12 +177,12 @@ def _decode_kernel(
     first = tl.program_id(0)
     count = tl.load(totals) * PER_ITEM
     # Items are looked up one ahead, the first before it is known how many there are.
-    row, slot, start, end, partial, query = _load_item(items, first // PER_ITEM, first // PER_ITEM < capacity)
+    row, slot, start, end, partial, query, chunks, own_chunks = _load_item(
+        items, first // PER_ITEM, first // PER_ITEM < capacity
+    )
     for index in range(first, count, tl.num_programs(0)):
         following = index + tl.num_programs(0)
-        row_ahead, slot_ahead, start_ahead, end_ahead, partial_ahead, query_ahead = _load_item(
-            items, following // PER_ITEM, following < count
-        )
+        ahead = _load_item(items, following // PER_ITEM, following < count)
         kv_head = index // SPLIT % KV_HEADS
         inside = index % SPLIT * ROWS + lane
         rows = inside < GROUP
@@ -226,9 +228,6 @@ def _decode_kernel(
             if D1 > 0:
                 store_dims(values, place * HEAD_DIM, rows, acc1, D0, D1, HEAD_DIM)
             if MERGING:
-                first_partial = tl.load(row_plan + 4 * row)
-                chunks = tl.load(row_plan + 4 * row + 1)
-                own_chunks = tl.load(row_plan + 4 * row + 3)
                 counter = arrived + (row * KV_HEADS + kv_head) * SPLIT + index % SPLIT
                 # What this program's threads wrote comes before the count, which shows it to who counts last.
                 tl.debug_barrier()
@@ -240,19 +239,20 @@ def _decode_kernel(
                     merge_partials(
                         out,
                         row.to(tl.int64) * (HEADS * HEAD_DIM) + few_heads * HEAD_DIM,
-                        first_partial.to(tl.int64) * HEADS + few_heads,
+                        row.to(tl.int64) * most_chunks * HEADS + few_heads,
                         few_rows,
                         chunks,
                         values,
                         stats,
                         v_scale,
+                        most_chunks,
                         HEADS,
                         HEAD_DIM,
                         AHEAD,
                         MERGED,
+                        False,
                     )
-        row, slot, start, end = row_ahead, slot_ahead, start_ahead, end_ahead
-        partial, query = partial_ahead, query_ahead
+        row, slot, start, end, partial, query, chunks, own_chunks = ahead
 
 
 def compile_cases(capability: int) -> list[CompileCase]:
@@ -267,17 +267,21 @@ def compile_cases(capability: int) -> list[CompileCase]:
     cases = []
     for shape in shapes:
         chosen = {decode_config(capability, shape, tokens) for tokens in (1, 256)}
-        if capability >= 90:
+        if capability >= 90 and not shape.kv_fp8:
             chosen |= {dataclasses.replace(config, merging=True) for config in chosen}
         for config in sorted(chosen, key=repr):
-            types = dict.fromkeys(["tables", "items", "row_plan", "arrived", "totals"], "*i32")
+            types = dict.fromkeys(["tables", "items", "arrived", "totals"], "*i32")
             types |= dict.fromkeys(["values", "stats", "alibi"], "*fp32")
             types |= dict.fromkeys(["qkv", "out", "cache"], "*bf16")
-            types |= {"table_stride": "i32", "capacity": "i32", "scale": "fp32", "v_scale": "fp32"}
+            types |= {
+                "table_stride": "i32",
+                "capacity": "i32",
+                "most_chunks": "i32",
+                "scale": "fp32",
+                "v_scale": "fp32",
+            }
             if shape.kv_fp8:
                 types["cache"] = "*fp8e4nv" if capability >= 89 else "*u8"
             constants = _decode_constants(shape, config)
-            cases.append(
-                CompileCase(_decode_kernel, types, constants, num_warps=config.num_warps, aligned=("table_stride",))
-            )
+            cases.append(CompileCase(_decode_kernel, types, constants, num_warps=config.num_warps))
     return cases

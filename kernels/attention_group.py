@@ -46,6 +46,7 @@ def launch_group(
         work.values,
         work.stats,
         slopes,
+        work.chunks,
         scale,
         **chunk_constants(shape, config.num_stages, config.pieces),
         ROWS=work.group_rows,
@@ -55,7 +56,7 @@ def launch_group(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "most_chunks"])
 def _group_kernel(
     qkv,
     cache,
@@ -68,6 +69,7 @@ def _group_kernel(
     values,
     stats,
     alibi,
+    most_chunks,
     scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -99,8 +101,8 @@ def _group_kernel(
         rows = lane // GROUP < members
         head = kv_head * GROUP + lane % GROUP
         row = tl.load(member_rows + first + lane // GROUP, mask=rows, other=0)
-        place = (tl.load(row_plan + 4 * row, mask=rows, other=0) + chunk).to(tl.int64) * HEADS + head
-        query = tl.load(row_plan + 4 * row + 2, mask=rows, other=0)
+        place = (row * most_chunks + chunk).to(tl.int64) * HEADS + head
+        query = tl.load(row_plan + 2 * row + 1, mask=rows, other=0)
         q_offsets = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM
         q0, q1 = load_queries(qkv, q_offsets, rows, D0, D1, HEAD_DIM)
         slopes = tl.load(alibi + head, mask=rows, other=0.0) if ALIBI else lane.to(tl.float32)
@@ -149,11 +151,9 @@ def compile_cases(capability: int) -> list[CompileCase]:
         config = group_config(capability, shape)
         types = dict.fromkeys(["tables", "items", "member_rows", "row_plan", "totals"], "*i32")
         types |= dict.fromkeys(["values", "stats", "alibi"], "*fp32")
-        types |= {"qkv": "*bf16", "cache": "*bf16", "table_stride": "i32", "scale": "fp32"}
+        types |= {"qkv": "*bf16", "cache": "*bf16", "table_stride": "i32", "most_chunks": "i32", "scale": "fp32"}
         if shape.kv_fp8:
             types["cache"] = "*fp8e4nv" if capability >= 89 else "*u8"
         constants = chunk_constants(shape, config.num_stages, config.pieces) | {"ROWS": group_rows(capability)}
-        cases.append(
-            CompileCase(_group_kernel, types, constants, num_warps=config.num_warps, aligned=("table_stride",))
-        )
+        cases.append(CompileCase(_group_kernel, types, constants, num_warps=config.num_warps))
     return cases

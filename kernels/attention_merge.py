@@ -19,19 +19,25 @@ __all__ = ["compile_cases", "launch_merge", "merge_ahead", "merge_partials"]
 _PROGRAMS = 16
 """Programs a multiprocessor, of one warp each."""
 
+_FEW_TOKENS = 16
+"""With as many rows at most, partials are loaded before it is known whether there are any: it saves a wait."""
 
-def launch_merge(out: Tensor, work: AttentionWork, shape: AttentionShape, v_scale: float) -> None:
-    """Merge the partials of all rows that have some into out [tokens, num_heads * head_dim]."""
+
+def launch_merge(out: Tensor, work: AttentionWork, shape: AttentionShape, v_scale: float, *, tokens: int) -> None:
+    """Merge the partials of all rows (tokens at most) that have some into out [tokens, num_heads * head_dim]."""
+    heads = min(tokens, work.max_num_seqs) * shape.num_heads
+    few = tokens <= _FEW_TOKENS
     launch(
         _merge_kernel,
-        (work.processors * _PROGRAMS,),
+        (heads if few else min(heads, work.processors * _PROGRAMS),),
         out,
         work.row_plan,
         work.totals,
         work.values,
         work.stats,
         v_scale,
-        **_merge_constants(shape),
+        work.chunks,
+        **_merge_constants(shape, few),
         num_warps=1,
         enable_fp_fusion=False,
     )
@@ -43,11 +49,12 @@ def merge_ahead(heads: int, head_dim: int, threads: int, held: int) -> int:
     return min(16, max(1, held // each))
 
 
-def _merge_constants(shape: AttentionShape) -> dict[str, Any]:
+def _merge_constants(shape: AttentionShape, few: bool) -> dict[str, Any]:
     return {
         "HEADS": shape.num_heads,
         "HEAD_DIM": shape.head_dim,
         "AHEAD": merge_ahead(1, shape.head_dim, 32, held=64),
+        "EARLY": few,
     }
 
 
@@ -61,40 +68,58 @@ def merge_partials(
     values,
     stats,
     v_scale,
+    most_chunks,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     AHEAD: tl.constexpr,
     COUNT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Merge partials in order and store the outputs of COUNT heads (those where rows [COUNT]) of one sequence.
 
     o_offsets, places: int64 [COUNT], elements to the outputs and number of the first partial times HEADS, plus head.
-    AHEAD partials are loaded together. They pass by the first cache, which may hold what was there before.
+    chunks: partials, of most_chunks at most; with 0 nothing is stored. AHEAD of them are loaded together, the first
+    whether they are there or not where EARLY. They pass by the first cache, which may hold what was there before.
     """
     DIMS: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
-    dims = tl.arange(0, DIMS)
     m = tl.full([COUNT], float("-inf"), tl.float32)
     total = tl.zeros([COUNT], tl.float32)
     acc = tl.zeros([COUNT, DIMS], tl.float32)
-    for start in range(0, chunks, AHEAD):
+    begin = 0
+    if EARLY:
+        for i in tl.static_range(AHEAD):
+            here = rows & (i < chunks)
+            part_m, part_total, part = _load_partial(
+                values, stats, places + i * HEADS, rows & (i < most_chunks), HEAD_DIM, DIMS
+            )
+            m, old, new = merge_factors(m, tl.where(here, part_m, float("-inf")))
+            total = merge_chunk(total, old, tl.where(here, part_total, 0.0), new)
+            acc = merge_chunk(acc, old[:, None], tl.where(here[:, None], part, 0.0), new[:, None])
+        begin = AHEAD
+    for start in range(begin, chunks, AHEAD):
         for i in tl.static_range(AHEAD):
             here = rows & (start + i < chunks)
             at = places + (start + i) * HEADS
-            part_m = tl.load(stats + at * 2, mask=here, other=float("-inf"), cache_modifier=".cg")
-            part_total = tl.load(stats + at * 2 + 1, mask=here, other=0.0, cache_modifier=".cg")
-            part = tl.load(
-                values + at[:, None] * HEAD_DIM + dims[None, :],
-                mask=here[:, None] & (dims < HEAD_DIM)[None, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )
+            part_m, part_total, part = _load_partial(values, stats, at, here, HEAD_DIM, DIMS)
             m, old, new = merge_factors(m, part_m)
             total = merge_chunk(total, old, part_total, new)
             acc = merge_chunk(acc, old[:, None], part, new[:, None])
-    store_dims(out, o_offsets, rows, finish(acc, total, v_scale, out.dtype.element_ty), 0, DIMS, HEAD_DIM)
+    done = finish(acc, total, v_scale, out.dtype.element_ty)
+    store_dims(out, o_offsets, rows & (chunks > 0), done, 0, DIMS, HEAD_DIM)
 
 
 @triton.jit
+def _load_partial(values, stats, places, rows, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
+    """Maximum, sum and weighted values of the partials at places [COUNT]; those of nothing where rows is false."""
+    dims = tl.arange(0, DIMS)
+    m = tl.load(stats + places * 2, mask=rows, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(stats + places * 2 + 1, mask=rows, other=0.0, cache_modifier=".cg")
+    mask = rows[:, None] & (dims < HEAD_DIM)[None, :]
+    at = values + places[:, None] * HEAD_DIM + dims[None, :]
+    return m, total, tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit(do_not_specialize=["most_chunks"])
 def _merge_kernel(
     out,
     row_plan,
@@ -102,34 +127,56 @@ def _merge_kernel(
     values,
     stats,
     v_scale,
+    most_chunks,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the partials of each row and head."""
+    """Merge the partials of each row and head; where EARLY there is a program for each."""
     follow(PDL)
     count = tl.load(totals + 3) * HEADS
     one = tl.arange(0, 1)
-    for index in range(tl.program_id(0), count, tl.num_programs(0)):
-        row = index // HEADS
-        head = index % HEADS + one
-        first = tl.load(row_plan + 4 * row)
-        chunks = tl.load(row_plan + 4 * row + 1)
-        if chunks > 0:
+    if EARLY:
+        row = tl.program_id(0) // HEADS
+        head = tl.program_id(0) % HEADS + one
+        chunks = tl.where(tl.program_id(0) < count, tl.load(row_plan + 2 * row), 0)
+        merge_partials(
+            out,
+            row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM,
+            row.to(tl.int64) * most_chunks * HEADS + head,
+            one == 0,
+            chunks,
+            values,
+            stats,
+            v_scale,
+            most_chunks,
+            HEADS,
+            HEAD_DIM,
+            AHEAD,
+            1,
+            True,
+        )
+    else:
+        for index in range(tl.program_id(0), count, tl.num_programs(0)):
+            row = index // HEADS
+            head = index % HEADS + one
             merge_partials(
                 out,
                 row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM,
-                first.to(tl.int64) * HEADS + head,
+                row.to(tl.int64) * most_chunks * HEADS + head,
                 one == 0,
-                chunks,
+                tl.load(row_plan + 2 * row),
                 values,
                 stats,
                 v_scale,
+                most_chunks,
                 HEADS,
                 HEAD_DIM,
                 AHEAD,
                 1,
+                False,
             )
 
 
@@ -143,6 +190,11 @@ def compile_cases(capability: int) -> list[CompileCase]:
         "values": "*fp32",
         "stats": "*fp32",
         "v_scale": "fp32",
+        "most_chunks": "i32",
     }
     shapes = [AttentionShape(16, 8, head_dim, 16, 0.1) for head_dim in (80, 128, 256)]
-    return [CompileCase(_merge_kernel, types, _merge_constants(shape), num_warps=1) for shape in shapes]
+    return [
+        CompileCase(_merge_kernel, types, _merge_constants(shape, few), num_warps=1)
+        for shape in shapes
+        for few in (False, True)
+    ]

@@ -4,7 +4,7 @@ A step's graph is replayed with other rows each time, so the launches' grids say
 off a list that `plan_attention` writes once a step for all layers of one window. Records are int32:
 
 * decode, 8 a record: row, slot of its block table, first position, position past the last, place of its partial (-1:
-  the row's only chunk, which goes straight to the output), position of the query, 0, 0;
+  the row's only chunk, which goes straight to the output), position of the query, the row's chunks, its decode items;
 * shared prefix, 8 a record: first of its rows in `group_rows`, number of rows, slot of a block table that holds the
   blocks, chunk, 0, 0, 0, 0;
 * prompt, 4 a record: slot of its block table, first token, that token's position, number of tokens; items that see
@@ -47,12 +47,12 @@ class AttentionWork:
         group_items: int32 [items, 8].
         prompt_items: int32 [items, 4].
         totals: int32[4], how many of each of these, then how many decode rows.
-        row_plan: int32 [max_num_seqs, 4], each decode row's first partial, their number (0: none), its query's
-            position, its decode items.
+        row_plan: int32 [max_num_seqs, 2], number of each decode row's partials (0: none), its query's position.
         arrived: int32, for each row's heads of a decode item how many of these have ended; 0 between launches.
         member_rows: int32 [max_num_seqs], the plan's `group_rows`.
-        values: float32 [partials, num_heads, head_dim], weighted values of a chunk.
-        stats: float32 [partials, num_heads, 2], maximum and sum of the weights of a chunk.
+        values: float32 [max_num_seqs * chunks, num_heads, head_dim], weighted values of each row's chunks.
+        stats: float32 [max_num_seqs * chunks, num_heads, 2], maximum and sum of the weights of each.
+        chunks: most chunks of a row.
         group_rows: rows of the shared-prefix kernel's products.
         members: sequences of a shared-prefix item; 0 where prefixes are not shared.
         queries: tokens of a prompt item.
@@ -89,9 +89,9 @@ class AttentionWork:
         self.group_rows = group_rows(self.capability)
         self.members = self.group_rows // shape.group if window == 0 else 0
         self.queries = max(1, (prompt_rows or prefill_config(self.capability, shape.head_dim).rows) // shape.group)
-        chunks = _chunks(max_model_len, window)
-        partials = max_num_seqs * chunks
-        groups = max_num_seqs // 2 * chunks if self.members else 0
+        self.chunks = _chunks(max_model_len, window)
+        partials = max_num_seqs * self.chunks
+        groups = max_num_seqs // 2 * self.chunks if self.members else 0
 
         def room(dtype: torch.dtype, *size: int) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
@@ -100,7 +100,7 @@ class AttentionWork:
         self.group_items = room(torch.int32, max(1, groups), _GROUP)
         self.prompt_items = room(torch.int32, max_tokens // self.queries + max_num_seqs, _PROMPT)
         self.totals = room(torch.int32, 4)
-        self.row_plan = room(torch.int32, max_num_seqs, 4)
+        self.row_plan = room(torch.int32, max_num_seqs, 2)
         self.arrived = room(torch.int32, max_num_seqs * shape.num_kv_heads * -(-shape.group // DECODE_ROWS))
         self.member_rows = room(torch.int32, max_num_seqs)
         self.values = room(torch.float32, partials, shape.num_heads, shape.head_dim)
@@ -181,6 +181,7 @@ def plan_attention(
         work.totals,
         work.row_plan,
         work.member_rows,
+        work.chunks,
         **_constants(work.max_num_seqs, work.window, work.block_size, work.members, work.queries, grouped, mixed),
         num_warps=4,
         enable_fp_fusion=False,
@@ -188,7 +189,13 @@ def plan_attention(
 
 
 def _constants(
-    max_num_seqs: int, window: int, block_size: int, members: int, queries: int, grouped: bool, mixed: bool
+    max_num_seqs: int,
+    window: int,
+    block_size: int,
+    members: int,
+    queries: int,
+    grouped: bool,
+    mixed: bool,
 ) -> dict[str, int | bool]:
     return {
         "ROWS": triton.next_power_of_2(max(16, max_num_seqs)),
@@ -203,7 +210,7 @@ def _constants(
     }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_chunks"])
 def _plan_kernel(
     counts,
     slots,
@@ -218,6 +225,7 @@ def _plan_kernel(
     totals,
     row_plan,
     member_rows,
+    most_chunks,
     ROWS: tl.constexpr,
     STEPS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -239,7 +247,6 @@ def _plan_kernel(
     length = tl.load(seq_lens + lane, mask=lane < num_decode, other=0)
     first = tl.maximum(length - WINDOW, 0) // CHUNK if WINDOW > 0 else lane * 0
     chunks = (length + CHUNK - 1) // CHUNK - first
-    partials = tl.where(chunks > 1, chunks, 0)
     before = tl.sum(tl.where(lane < r, chunks, 0))
     total = tl.sum(chunks)
     shared = 0
@@ -277,11 +284,8 @@ def _plan_kernel(
         own_length = tl.load(seq_lens + r)
         own_first = tl.maximum(own_length - WINDOW, 0) // CHUNK if WINDOW > 0 else 0
         count = (own_length + CHUNK - 1) // CHUNK - own_first
-        place = tl.sum(tl.where(lane < r, partials, 0))
-        tl.store(row_plan + 4 * r, place)
-        tl.store(row_plan + 4 * r + 1, tl.where(count > 1, count, 0))
-        tl.store(row_plan + 4 * r + 2, own_length - 1)
-        tl.store(row_plan + 4 * r + 3, count - shared)
+        tl.store(row_plan + 2 * r, tl.where(count > 1, count, 0))
+        tl.store(row_plan + 2 * r + 1, own_length - 1)
         slot = tl.load(slots + r)
         visible = tl.maximum(own_length - WINDOW, 0) if WINDOW > 0 else 0
         for start in range(shared, count, 64):
@@ -293,8 +297,10 @@ def _plan_kernel(
             tl.store(record + 1, slot, mask=here)
             tl.store(record + 2, tl.maximum(begin, visible), mask=here)
             tl.store(record + 3, tl.minimum(begin + CHUNK, own_length), mask=here)
-            tl.store(record + 4, tl.where(count > 1, place + c, -1), mask=here)
+            tl.store(record + 4, tl.where(count > 1, r * most_chunks + c, -1), mask=here)
             tl.store(record + 5, own_length - 1, mask=here)
+            tl.store(record + 6, count, mask=here)
+            tl.store(record + 7, count - shared, mask=here)
     if MIXED:
         _plan_prompt(r, lane, num_decode, num_rows, slots, query_start, seq_lens, prompt_items, totals, QUERIES)
     elif r == 0:
@@ -399,7 +405,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     return [
         CompileCase(
             _plan_kernel,
-            dict.fromkeys(names.split(), "*i32"),
+            dict.fromkeys(names.split(), "*i32") | {"most_chunks": "i32"},
             _constants(256, window, 16, 32, 64, grouped, mixed),
         )
         for window, grouped, mixed in ((0, False, False), (0, True, True), (4096, False, True))

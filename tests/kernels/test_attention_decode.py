@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -23,12 +24,14 @@ UNTOUCHED = 7.0
 def attend(step: Step, window: int = 0, *, grouped: bool = False, **options: Any) -> Tensor:
     """The output [num_tokens, num_heads * head_dim]; what lies behind it must not be written."""
     work = step.work(window)
+    # Of partials, too, only what this step wrote may be read.
+    work.values.fill_(math.nan)
+    work.stats.fill_(math.nan)
     step.plan(work, grouped=grouped)
     width = step.shape.num_heads * step.shape.head_dim
     out = torch.full((len(step.qkv), width), UNTOUCHED, dtype=step.qkv.dtype, device=step.qkv.device)
-    decode_attention(
-        step.qkv, out, step.cache, step.tables, work, step.shape, tokens=len(step.qkv), grouped=grouped, **options
-    )
+    options = {"tokens": len(step.qkv)} | options
+    decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, grouped=grouped, **options)
     assert (out[step.num_tokens :] == UNTOUCHED).all()
     return out[: step.num_tokens]
 
@@ -47,6 +50,15 @@ def test_rows_of_every_length(device: torch.device, dtype: torch.dtype, block_si
     shape = AttentionShape(4, 2, 64, block_size, 0.125)
     step = make_step(shape, rows(1, 300, 16, 255, 256, 257, 65, 529), dtype, device, padding=3)
     check(attend(step), step.expected())
+
+
+@pytest.mark.parametrize("tokens", [4, 17, 256])
+def test_launches_for_any_number_of_rows(device: torch.device, tokens: int) -> None:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    step = make_step(AttentionShape(4, 2, 64, 16, 0.125), rows(17, 300, 256, 529), dtype, device)
+    out = attend(step, tokens=tokens)
+    check(out, step.expected())
+    assert torch.equal(out, attend(step))
 
 
 @pytest.mark.parametrize("group", [*range(1, 17), 20])
