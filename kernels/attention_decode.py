@@ -266,7 +266,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     ]
     cases = []
     for shape in shapes:
-        chosen = {decode_config(capability, shape, tokens) for tokens in (1, 256)}
+        chosen = {decode_config(capability, shape, tokens) for tokens in (1, 16, 256)}
         if capability >= 90 and not shape.kv_fp8:
             chosen |= {dataclasses.replace(config, merging=True) for config in chosen}
         for config in sorted(chosen, key=repr):

@@ -41,9 +41,9 @@ _DECODE: _Table = {
     (90, 128, 1): DecodeConfig(4, 4, 2),
     (90, 192, 0): DecodeConfig(4, 3, 2),
 }
-_FEW_TOKENS = 8
-# For as many rows at most: too few items to hide what each waits for, so that each is done by more warps.
-_DECODE_FEW: _Table = _DECODE | {(90, 0, 0): DecodeConfig(4, 3, 4), (90, 128, 0): DecodeConfig(4, 3, 2)}
+# For fewer rows at most, there are too few items to hide what each waits for: by more warps each is done sooner.
+_DECODE_16: _Table = _DECODE | {(90, 128, 0): DecodeConfig(2, 3, 3)}
+_DECODE_4: _Table = _DECODE | {(90, 0, 0): DecodeConfig(4, 3, 4), (90, 128, 0): DecodeConfig(4, 3, 2)}
 _GROUP: _Table = {
     (80, 0, 0): DecodeConfig(4, 3, 1),
     (86, 0, 0): DecodeConfig(8, 2, 1),
@@ -54,7 +54,8 @@ _GROUP: _Table = {
 
 def decode_config(capability: int, shape: AttentionShape, tokens: int) -> DecodeConfig:
     """The decode kernel's launch for a compute capability such as 90 and the most rows there may be."""
-    return _last_that_fits(_DECODE_FEW if tokens <= _FEW_TOKENS else _DECODE, capability, shape)
+    table = _DECODE_4 if tokens <= 4 else _DECODE_16 if tokens <= 16 else _DECODE
+    return _last_that_fits(table, capability, shape)
 
 
 def group_config(capability: int, shape: AttentionShape) -> DecodeConfig:
