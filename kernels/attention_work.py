@@ -118,9 +118,12 @@ def work_bytes(max_num_seqs: int, max_model_len: int, max_tokens: int, shape: At
 
 
 def device_limits(device: torch.device) -> tuple[int, int]:
-    """Compute capability (90 for 9.0) and number of multiprocessors; of the GPU in use for the meta device."""
+    """Compute capability (90 for 9.0) and number of multiprocessors; of the GPU in use for the meta device.
+
+    Without a GPU Triton's interpreter stands in, which knows no more than the least of them.
+    """
     if device.type == "cpu" or not torch.cuda.is_available():
-        return 90, 2
+        return 80, 2
     properties = torch.cuda.get_device_properties(device if device.type == "cuda" else None)
     return 10 * properties.major + properties.minor, properties.multi_processor_count
 
