@@ -315,7 +315,7 @@ def _attend(
                 phase = next_phase
             mbarrier.wait(full.index(stage * 2 + 1), phase)
             if end % BLOCK_SIZE != 0:
-                _clear_rows(tiles.index(stage * 2 + 1), end - (last_tile - 1) * TILE, TILE, HEAD_DIM)
+                _clear_rows(tiles.index(stage * 2 + 1), end - (last_tile - 1) * TILE, TILE, HEAD_DIM, BLOCK_SIZE)
             total = warpgroup_mma(p, ones, total, is_async=True)
             acc = warpgroup_mma(p, tiles.index(stage * 2 + 1), acc, is_async=True)
             total, acc, p = warpgroup_mma_wait(0, deps=[total, acc, p])
@@ -342,12 +342,16 @@ def _mask(s, tile, lane, query, whole, diagonal, TILE: gl.constexpr, WINDOW: gl.
 
 
 @gluon.jit
-def _clear_rows(buffer, count, TILE: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Zeros for the rows from count on of a buffer [TILE, HEAD_DIM]: places of the cache that hold no value yet."""
+def _clear_rows(buffer, count, TILE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr):
+    """Zeros for the rows from count on of a buffer [TILE, HEAD_DIM]: places of the cache that hold no value yet.
+
+    Those of the last block, that is: what lies behind it was filled with zeros.
+    """
     LINE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
     row = gl.arange(0, 16, gl.SliceLayout(1, LINE))
+    end = (count + BLOCK_SIZE - 1) // BLOCK_SIZE * BLOCK_SIZE
     for start in gl.static_range(0, TILE, 16):
-        if (start < count) & (start + 16 > count):
+        if (start < end) & (start + 16 > count):
             part = buffer.slice(start, 16)
             x = part.load(LINE)
             part.store(gl.where((start + row < count)[:, None], x, 0.0))

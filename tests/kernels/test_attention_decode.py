@@ -107,7 +107,7 @@ def test_fp8_cache(device: torch.device, dtype: torch.dtype, capability: int, mo
 
 
 @triton.jit
-def _widen_kernel(codes: Any, out: Any) -> None:
+def _widen_kernel(codes, out):
     lane = tl.arange(0, 16)
     x = load_dims(codes, lane * 16, lane < 16, out.dtype.element_ty, 0, 16, 16)
     tl.store(out + lane[:, None] * 16 + lane[None, :], x)
