@@ -294,7 +294,9 @@ def _plan_kernel(
         for start in range(shared, count, 64):
             c = start + tl.arange(0, 64)
             here = c < count
-            record = decode_items + (before - shared + c) * 8
+            # Full chunks come first and what is left of each row last, so that programs end together.
+            place = tl.where(c < count - 1, before - r - shared + c, total - num_decode + r)
+            record = decode_items + place * 8
             begin = (own_first + c) * CHUNK
             tl.store(record, r, mask=here)
             tl.store(record + 1, slot, mask=here)

@@ -130,7 +130,7 @@ def slab_tile(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: 
     weights = pieces * (1 + gated)
     if 2 * k * (16 * (1 + gated) + height) > _SLAB_BYTES or weights > _MAX_SLAB_PIECES:
         return None
-    return SlabTile(height, 16, _SLAB_PIECE, pieces, 8 if weights > 1 else 4)
+    return SlabTile(height, 16, _SLAB_PIECE, pieces, 2)
 
 
 def _hopper(n: int, k: int, rows: int) -> SkinnyTile | None:
