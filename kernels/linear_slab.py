@@ -1,8 +1,8 @@
 """Products of very few rows and a short K, y[M, N] = x[M, K] @ W[N, K]^T, on cards that launch dependents early.
 
 Such a product takes less time than a memory access and the chain of its multiplications, so what counts is what lies
-between the end of the kernel before and its own: a program has all of its rows of W in registers by then, which it
-loads while other kernels still run. The arithmetic is that of `linear_skinny`: one chain over K.
+between the end of the kernel before and its own: a program has all of its rows of W in shared memory by then, which
+it copies while other kernels still run. The arithmetic is that of `linear_skinny`: one chain over K.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def skinny_tile(capability: tuple[int, int], n: int, k: int, rows: int, *, gated
 
 
 def slab_tile(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: bool) -> SlabTile | None:
-    """The tile of a product whose weights wait in registers; None where it is not the one to use.
+    """The tile of a product whose weights wait in shared memory; None where it is not the one to use.
 
     Args:
         capability: of the card.
