@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 
 import torch
@@ -26,24 +27,63 @@ def configure_cublas() -> Callable[[], None]:
     this before any product on the GPU; with room for nothing, no kernel that needs a workspace to split K is chosen.
 
     Returns:
-        Puts torch's settings back as they were (the environment stays).
+        To be called when the caller computes no more. Once all callers have done so, torch's settings are put back as
+        they were before the first (the environment stays).
     """
+    caller = object()
+    with _CALLERS.lock:
+        put_back = _apply_settings()
+        if not _CALLERS.active:
+            _CALLERS.put_back = put_back
+        _CALLERS.active.add(caller)
+
+    def release() -> None:
+        with _CALLERS.lock:
+            if caller in _CALLERS.active:
+                _CALLERS.active.remove(caller)
+                if not _CALLERS.active:
+                    _CALLERS.put_back()
+
+    return release
+
+
+class _Callers:
+    """Who relies on the settings of the process, and what puts the former ones back."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.active: set[object] = set()
+        self.put_back: Callable[[], None] = lambda: None
+
+
+_CALLERS = _Callers()
+
+
+def _apply_settings() -> Callable[[], None]:
+    """Change the settings; what is returned changes them back."""
     os.environ.update(_ENVIRONMENT)
     matmul = torch.backends.cuda.matmul
     before = {name: (getattr(matmul, name), getattr(matmul, f"{name}_split_k", True)) for name in _REDUCED}
-    library = torch.backends.cuda.preferred_blas_library()
+    library = _blas_library()
     tf32 = matmul.allow_tf32
     # A pair, of reduced sums and of the split of K, since torch 2.10.
     pairs = hasattr(matmul, f"{_REDUCED[0]}_split_k")
 
-    def apply(reduced: dict[str, tuple[bool, bool]], library: str | object, tf32: bool) -> None:
-        torch.backends.cuda.preferred_blas_library(library)  # type: ignore[arg-type]
+    def apply(reduced: dict[str, tuple[bool, bool]], library: str, tf32: bool) -> None:
+        # Choosing one, even the same, prints a warning.
+        if library != _blas_library():
+            torch.backends.cuda.preferred_blas_library(library)
         for name, pair in reduced.items():
             setattr(matmul, name, pair if pairs else pair[0])
         matmul.allow_tf32 = tf32
 
     apply(dict.fromkeys(_REDUCED, (False, False)), "cublaslt", False)
     return lambda: apply(before, library, tf32)
+
+
+def _blas_library() -> str:
+    """The library for products, in torch's words: `cublas` or `cublaslt`."""
+    return str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2].lower()
 
 
 class Dense:

@@ -211,7 +211,13 @@ before = settings()
 restore = configure_cublas()
 assert settings() == ("_BlasBackend.Cublaslt", False, False, False), settings()
 assert os.environ["CUBLASLT_WORKSPACE_SIZE"] == "1"
+second = configure_cublas()
+held = settings()
 restore()
+restore()
+assert settings() == held, "the second caller still computes"
+second()
 assert settings() == before, settings()
 """
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             (tmp_path / "dev").mkdir()
             (tmp_path / "dev/nvidiactl").touch()
         monkeypatch.setattr(device, "_ROOT", tmp_path)
+        monkeypatch.setenv("TORCH_BLAS_PREFER_CUBLASLT", "1")
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: capability)
@@ -83,3 +86,25 @@ def test_dtypes_of_a_gpu() -> None:
     assert resolve_dtype(config(dtype="float16"), "cuda") == "float16"
     with pytest.raises(ConfigError, match="dtype: `float32` is not supported on a GPU; use `bfloat16` or `float16`"):
         resolve_dtype(config(dtype="float32"), "cuda")
+
+
+def test_torch_is_loaded_with_the_library_that_the_kernels_need(tmp_path: Path) -> None:
+    """So nothing needs to be chosen later, of which torch would warn."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    program = f"""
+import pathlib, sys
+from octavo.config import EngineConfig
+from octavo.runner import device
+device._ROOT = pathlib.Path({str(tmp_path)!r})
+assert "torch" not in sys.modules
+device.resolve_device(EngineConfig(model="m"))
+import torch
+from octavo.kernels.linear import configure_cublas
+restore = configure_cublas()
+assert torch.backends.cuda.preferred_blas_library().name == "Cublaslt"
+restore()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "preferred_blas_library" not in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,6 +106,8 @@ def _what_is_missing() -> str | None:
     """Why no GPU can be used; None where one can."""
     if not any((_ROOT / name).exists() for name in _DRIVER_FILES):
         return _NO_DRIVER
+    # Read when torch is loaded, and so without the warning that choosing the library later prints.
+    os.environ.setdefault("TORCH_BLAS_PREFER_CUBLASLT", "1")
     context = EarlyContext()
     import torch
 
