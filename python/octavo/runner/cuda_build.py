@@ -24,10 +24,11 @@ from octavo.layers.dummy import DummyWeights
 from octavo.layers.load import load_weights
 from octavo.runner.cuda import CudaRunner
 from octavo.runner.cuda_step import CudaStep
-from octavo.runner.device import find_gpu
+from octavo.runner.device import Gpu, find_gpu
 from octavo.runner.graphs import buckets, samples_bound
 from octavo.runner.interface import ModelInfo
 from octavo.runner.memory import DeviceNeeds, MemoryPlan, format_bytes
+from octavo.runner.meter import MemoryMeter
 from octavo.runner.warm import KernelCompiler
 from octavo.sampling_params import MAX_LOGPROBS
 
@@ -159,6 +160,7 @@ def build_cuda_runner(
     restore = configure_cublas()
     gpu = find_gpu()
     device = torch.device("cuda", gpu.ordinal)
+    meter = MemoryMeter(device)
     try:
         compiler = KernelCompiler(lambda: compile_steps(config, spec, plan), gpu.ordinal)
         make, weights_bytes, kv_bytes = make_step(config, spec, plan, open_weights, device, progress)
@@ -177,7 +179,7 @@ def build_cuda_runner(
             step = make(layout)
         except torch.OutOfMemoryError as error:
             raise NotEnoughMemory(f"{plan.model}: the GPU's memory ran out.\n{plan.render()}") from error
-        _check(plan, gpu.free_bytes)
+        _check(plan, meter, gpu)
         return step
 
     info = msgspec.structs.replace(
@@ -193,29 +195,38 @@ def build_cuda_runner(
     )
 
 
-def _check(plan: MemoryPlan, free_before: int) -> None:
-    """Compare what the allocator holds and the device lost with the plan.
+def _check(plan: MemoryPlan, meter: MemoryMeter, gpu: Gpu) -> None:
+    """Compare what this engine took, and what is left on the device, with the plan.
+
+    Args:
+        plan: of the memory.
+        meter: that ran since before anything was loaded.
+        gpu: as it was then.
 
     Raises:
         NotEnoughMemory: less is left than graphs and libraries are still to take.
     """
-    held = torch.cuda.memory_reserved()
-    free, _ = torch.cuda.mem_get_info()
+    taken = meter.stop()
+    free, _ = torch.cuda.mem_get_info(gpu.ordinal)
     planned = plan.total_bytes - plan.process_bytes
     _LOG.info(
-        "GPU memory: planned %s, taken %s, free %s", format_bytes(planned), format_bytes(held), format_bytes(free)
+        "GPU memory: planned %s, taken %s, free %s",
+        format_bytes(planned),
+        "unknown" if taken is None else format_bytes(taken),
+        format_bytes(free),
     )
-    if held > planned + plan.process_bytes // 2:
+    # Graphs and libraries may have taken some of what is theirs.
+    if taken is not None and taken > planned + plan.process_bytes // 2:
         _LOG.warning(
             "GPU memory: %s were planned and %s are taken; please report this",
             format_bytes(planned),
-            format_bytes(held),
+            format_bytes(taken),
         )
     if free < plan.process_bytes // 2:
         raise NotEnoughMemory(
-            f"{plan.model}: {format_bytes(free)} of the GPU's memory are left of {format_bytes(free_before)}, and CUDA "
-            f"graphs need up to {format_bytes(plan.process_bytes)}: another process took what was free when loading "
-            "began; lower gpu_memory_utilization or end that process"
+            f"{plan.model}: {format_bytes(free)} of the GPU's memory are left of {format_bytes(gpu.free_bytes)}, and "
+            f"CUDA graphs need up to {format_bytes(plan.process_bytes)}: another process took what was free when "
+            "loading began; lower gpu_memory_utilization or end that process"
         )
 
 
