@@ -19,9 +19,9 @@ __all__ = [
 ]
 
 MAX_SKINNY_ROWS = 64
+MAX_SLAB_ROWS = 8
 _SLAB_PIECE = 1024
 _MAX_SLAB_PIECES = 3
-_SLAB_BYTES = 200 << 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,13 +124,10 @@ def slab_tile(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: 
         gated: for two products, the gate's and up's.
     """
     pieces, rest = divmod(k, _SLAB_PIECE)
-    height = next((bucket for bucket in (8, 16, 32) if rows <= bucket), None)
-    if capability < (9, 0) or height is None or rest or n > 16384:
+    if capability < (9, 0) or rows > MAX_SLAB_ROWS or rest or pieces * (1 + gated) > _MAX_SLAB_PIECES or n > 16384:
         return None
-    weights = pieces * (1 + gated)
-    if 2 * k * (16 * (1 + gated) + height) > _SLAB_BYTES or weights > _MAX_SLAB_PIECES:
-        return None
-    return SlabTile(height, 16, _SLAB_PIECE, pieces, 2)
+    columns = 32 if not gated and (pieces == 2 or (pieces == 1 and rows <= 4)) else 16
+    return SlabTile(MAX_SLAB_ROWS, columns, _SLAB_PIECE, pieces, 2)
 
 
 def _hopper(n: int, k: int, rows: int) -> SkinnyTile | None:

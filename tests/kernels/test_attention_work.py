@@ -22,7 +22,8 @@ class Lists:
     def __init__(
         self, rows: list[tuple[int, int, int]], decode: int, groups: list[tuple[list[int], int]], work: AttentionWork
     ) -> None:
-        self.decode: list[list[int]] = []
+        full: list[list[int]] = []
+        rest: list[list[int]] = []
         self.row_plan: list[list[int]] = []
         shared = {row: blocks * SIZE // CHUNK for members, blocks in groups for row in members}
         for row, (slot, length, _) in enumerate(rows[:decode]):
@@ -35,7 +36,9 @@ class Lists:
                 if i >= shared.get(row, 0):
                     begin, end = max(visible, chunk * CHUNK), min(length, chunk * CHUNK + CHUNK)
                     place = row * work.chunks + i if partial else -1
-                    self.decode.append([row, slot, begin, end, place, length - 1, len(chunks), own])
+                    item = [row, slot, begin, end, place, length - 1, len(chunks), own]
+                    (rest if i == len(chunks) - 1 else full).append(item)
+        self.decode = full + rest
         self.groups: list[list[int]] = []
         first = 0
         for members, blocks in groups:
@@ -49,8 +52,8 @@ class Lists:
         for row, (slot, length, queries) in list(enumerate(rows))[decode:]:
             for done in range(0, queries, work.queries):
                 position = length - queries + done
-                item = [slot, token + done, position, min(work.queries, queries - done)]
-                prompts.append((-position, row, item))
+                prompt = [slot, token + done, position, min(work.queries, queries - done)]
+                prompts.append((-position, row, prompt))
             token += queries
         self.prompt = [item for *_, item in sorted(prompts)]
 
