@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,9 @@ restore = configure_cublas()
 assert torch.backends.cuda.preferred_blas_library().name == "Cublaslt"
 restore()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_BLAS_PREFER_CUBLASLT"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert "preferred_blas_library" not in done.stderr
