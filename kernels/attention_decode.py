@@ -115,7 +115,6 @@ def _decode_constants(shape: AttentionShape, config: DecodeConfig) -> dict[str, 
         "MERGING": config.merging,
         "MERGED": merged,
         "AHEAD": merge_ahead(merged, shape.head_dim, 32 * config.num_warps, held=32),
-        "PREFETCH": config.prefetch,
     }
 
 
@@ -132,40 +131,6 @@ def _load_item(items, place, there):
     chunks = tl.load(item + 6, mask=there, other=0)
     own_chunks = tl.load(item + 7, mask=there, other=0)
     return row, slot, start, end, partial, query, chunks, own_chunks
-
-
-@triton.jit
-def _first_blocks(tables, table_stride, slot, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Ids of the blocks of an item's first tile, for each of the 64 pieces that `_prefetch_tile` asks for."""
-    pieces = tl.arange(0, 64) // (64 * BLOCK_SIZE // (2 * TILE))
-    position = start // TILE * TILE + pieces // 2 * BLOCK_SIZE
-    return tl.load(tables + slot.to(tl.int64) * table_stride + position // BLOCK_SIZE, mask=position < end, other=0)
-
-
-@triton.jit
-def _prefetch_tile(
-    cache,
-    blocks,
-    kv_head,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Ask for the keys and values of a tile to be brought to L2, in 64 pieces; blocks as `_first_blocks` gives them."""
-    PIECES: tl.constexpr = 64 * BLOCK_SIZE // (2 * TILE)
-    SIZE: tl.constexpr = BLOCK_SIZE * HEAD_DIM // PIECES
-    lane = tl.arange(0, 64)
-    place = (lane // PIECES % 2 * KV_HEADS + kv_head) * (BLOCK_SIZE * HEAD_DIM) + lane % PIECES * SIZE
-    pointers = cache + blocks.to(tl.int64) * (2 * KV_HEADS * BLOCK_SIZE * HEAD_DIM) + place
-    tl.inline_asm_elementwise(
-        "{ cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [pointers, lane * 0 + SIZE * cache.dtype.element_ty.primitive_bitwidth // 8],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit(do_not_specialize=["table_stride", "capacity", "most_chunks"])
@@ -201,7 +166,6 @@ def _decode_kernel(
     MERGING: tl.constexpr,
     MERGED: tl.constexpr,
     AHEAD: tl.constexpr,
-    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Each item of the decode list for each kv head (and each ROWS of its query heads)."""
@@ -212,21 +176,13 @@ def _decode_kernel(
     lane = tl.arange(0, ROWS)
     first = tl.program_id(0)
     count = tl.load(totals) * PER_ITEM
-    step = tl.num_programs(0)
-    # Items are looked up three ahead, the first before it is known how many there are, and the blocks of their first
-    # tiles two ahead: nothing is waited for that was asked for in the same turn.
+    # Items are looked up one ahead, the first before it is known how many there are.
     row, slot, start, end, partial, query, chunks, own_chunks = _load_item(
         items, first // PER_ITEM, first // PER_ITEM < capacity
     )
-    second = _load_item(items, (first + step) // PER_ITEM, first + step < count)
-    if PREFETCH:
-        third = _load_item(items, (first + 2 * step) // PER_ITEM, first + 2 * step < count)
-        blocks = _first_blocks(tables, table_stride, second[1], second[2], second[3], BLOCK_SIZE, TILE)
-    for index in range(first, count, step):
-        if PREFETCH:
-            _prefetch_tile(cache, blocks, (index + step) // SPLIT % KV_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE)
-            blocks = _first_blocks(tables, table_stride, third[1], third[2], third[3], BLOCK_SIZE, TILE)
-            fourth = _load_item(items, (index + 3 * step) // PER_ITEM, index + 3 * step < count)
+    for index in range(first, count, tl.num_programs(0)):
+        following = index + tl.num_programs(0)
+        ahead = _load_item(items, following // PER_ITEM, following < count)
         kv_head = index // SPLIT % KV_HEADS
         inside = index % SPLIT * ROWS + lane
         rows = inside < GROUP
@@ -296,12 +252,7 @@ def _decode_kernel(
                         MERGED,
                         False,
                     )
-        row, slot, start, end, partial, query, chunks, own_chunks = second
-        if PREFETCH:
-            second = third
-            third = fourth
-        else:
-            second = _load_item(items, (index + 2 * step) // PER_ITEM, index + 2 * step < count)
+        row, slot, start, end, partial, query, chunks, own_chunks = ahead
 
 
 def compile_cases(capability: int) -> list[CompileCase]:

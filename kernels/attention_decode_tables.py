@@ -20,7 +20,6 @@ class DecodeConfig:
         registers: most a thread may use; None for what the compiler takes.
         merging: whether the program that ends a row's last partial merges them, instead of a kernel of its own.
         pieces: 1 or 2, in how many a tile is loaded.
-        prefetch: whether the next item's first tile is asked for while one is worked on; on sm_90 and later.
     """
 
     num_warps: int
@@ -29,7 +28,6 @@ class DecodeConfig:
     registers: int | None = None
     merging: bool = False
     pieces: int = 1
-    prefetch: bool = False
 
 
 # By (least compute capability, least head size, 1 for an fp8 cache); the last that fits holds.

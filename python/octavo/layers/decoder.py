@@ -108,6 +108,7 @@ class Decoder:
         self._head_residual_buffer = buffer(self._head_residual)
         self._head_mlp_slices = slices(head_normed, head_hidden)
         self._logits_buffer = buffer(self._logits)
+        self._num_tokens = 0
 
     def forward(self, inputs: StepInputs, cache: KvCache) -> None:
         """Run the layers over the step's tokens; keys and values go to the cache before they are read.
@@ -115,6 +116,7 @@ class Decoder:
         What the last layer does after its attention is left to `compute_logits`: most rows of a prompt never need it.
         """
         operations, weights, rows = self.operations, self.weights, inputs.num_tokens
+        self._num_tokens = rows
         add_norm, rope_and_cache, attention = operations.add_norm, operations.rope_and_cache, operations.attention
         hidden, residual, normed, attended = (
             self._hidden_buffer,
@@ -151,21 +153,25 @@ class Decoder:
             gated(layer.gate_up, source, gate_up, activated, count)
             layer.down.forward(activated, target, count)
 
-    def compute_logits(self, indices: Memory) -> Memory:
+    def compute_logits(self, indices: Memory | None) -> Memory:
         """Finish the last layer for some of the tokens of the last `forward`, and take their logits.
 
         Args:
-            indices: int32[n] into the step's tokens, on the device; n at most `head_rows`.
+            indices: int32[n] into the step's tokens, on the device; n at most `head_rows`. None: all of them, in order.
 
         Returns:
             float32 [n, vocab_size], overwritten by the next call.
         """
-        operations, spec, weights, rows = self.operations, self.spec, self.weights, indices.shape[0]
-        hidden, residual, normed = self._head_hidden_buffer, self._head_residual_buffer, self._head_normed
+        operations, spec, weights = self.operations, self.spec, self.weights
+        hidden, normed = self._head_hidden_buffer, self._head_normed
         last = weights.layers[-1]
-        operations.gather(self._attended, indices, self._head_attended[:rows])
-        operations.gather(self._residual, indices, self._head_residual[:rows])
-        last.o.forward(self._head_attended_buffer, hidden, rows)
+        if indices is None:
+            rows, attended, residual = self._num_tokens, self._attended_buffer, self._residual_buffer
+        else:
+            rows, attended, residual = indices.shape[0], self._head_attended_buffer, self._head_residual_buffer
+            operations.gather(self._attended, indices, self._head_attended[:rows])
+            operations.gather(self._residual, indices, self._head_residual[:rows])
+        last.o.forward(attended, hidden, rows)
         operations.add_norm(hidden, residual, last.mlp_norm, normed, rows)
         self._mlp(last, self._head_mlp_slices, rows)
         operations.add_norm(hidden, residual, weights.final_norm, normed, rows)

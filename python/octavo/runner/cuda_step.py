@@ -101,7 +101,8 @@ class CudaStep:
                 mixed=size.kind == "mixed",
             )
         self._decoder.forward(inputs, self._cache)
-        logits = self._decoder.compute_logits(inputs.logits_rows)
+        # A decode row is one token and one sample.
+        logits = self._decoder.compute_logits(inputs.logits_rows if size.kind == "mixed" else None)
         sample(
             logits,
             inputs.counts,
