@@ -15,6 +15,9 @@ MODEL ?= demo
 HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
+# As many of Python's tests at a time; each process takes up to 1 GiB.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .PHONY: help
@@ -64,8 +67,14 @@ test-rust:  ## the crates' tests, property tests and documentation tests
 	cargo test --quiet --locked
 
 .PHONY: test-python
-test-python: build  ## pytest (ARGS= to choose)
-	$(BIN)/python -m pytest $(ARGS)
+test-python: build  ## pytest (ARGS= to choose, JOBS= processes)
+	$(PYTEST) $(ARGS)
+
+# Kernels take longest to compile, so those run in many processes; an engine takes the card's memory, so those run alone.
+.PHONY: test-gpu
+test-gpu: build  ## what runs on a GPU where there is one: the kernels and layers, then whole engines
+	$(PYTEST) tests/kernels tests/layers tests/models/test_decoder_cuda.py tests/runner $(ARGS)
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 .PHONY: lint
 lint: build  ## formatting, clippy, ruff, mypy, and the stub against the extension

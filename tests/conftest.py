@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 # A shell starts background jobs (`make test &`) with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Processes that share a machine (pytest-xdist) share its cores too; torch reads this when it is imported.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    share = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(share, 1)))
+
 # Triton's own functions are made for the interpreter or the compiler when it is imported, which any test may do first.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")

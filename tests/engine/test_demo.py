@@ -11,7 +11,8 @@ from octavo import LLM, AsyncEngine, EngineConfig, RequestOutput, SamplingParams
 from octavo._core import cpu_info
 from octavo.errors import ContextLengthExceeded
 
-pytestmark = pytest.mark.demo
+# In one process: what the tests share takes long to make.
+pytestmark = [pytest.mark.demo, pytest.mark.xdist_group("demo_engine")]
 
 SETTINGS = {"max_model_len": 512, "num_blocks": 128, "max_num_seqs": 16}
 PROMPTS = ["The capital of France is", "東京は", "🙂🙂🙂", "1, 2, 3, 4, 5,"]

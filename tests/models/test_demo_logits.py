@@ -16,7 +16,8 @@ from octavo.models.registry import decoder_spec
 from tiny_models import as_bfloat16, logits_of
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-pytestmark = pytest.mark.demo
+# In one process: what the tests share takes long to make.
+pytestmark = [pytest.mark.demo, pytest.mark.xdist_group("demo_logits")]
 
 TEXTS = (
     "The capital of France is Paris, and the capital of Italy is Rome.",

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+# Cargo builds one thing at a time in a folder.
+pytestmark = pytest.mark.xdist_group("wheel")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

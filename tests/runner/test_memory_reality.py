@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("memory")  # one probe for all
+
 MIB = 1 << 20
 _SCRIPT = Path(__file__).with_name("memory_probe.py")
 

@@ -11,7 +11,8 @@ import pytest
 from make_golden import GOLDEN, NUM_TOKENS, greedy, load
 from octavo import LLM, SamplingParams
 
-pytestmark = pytest.mark.demo
+# In one process: what the tests share takes long to make.
+pytestmark = [pytest.mark.demo, pytest.mark.xdist_group("sameness")]
 
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 LIVE, LIVE_TOKENS = (0, 20, 49), 24
