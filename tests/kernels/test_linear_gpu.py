@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from kernel_devices import in_one_dtype
 from octavo.kernels import reference
 from octavo.kernels.activation import act_and_mul
 from octavo.kernels.linear import Dense, configure_cublas
@@ -65,6 +66,7 @@ def test_skinny_product(tile: SkinnyTile, rows: int, n: int, k: int, device: tor
             assert_close(out, exact(x, weight, used), rows)
 
 
+@in_one_dtype
 @pytest.mark.parametrize("rows", [1, 2, 9, 16, 17, 31, 33, 48, 63, 64])
 def test_skinny_product_of_any_few_rows(rows: int, device: torch.device, dtype: torch.dtype) -> None:
     x, weight, bias = operands(rows, 24, 48, dtype, device)
@@ -108,6 +110,7 @@ def test_fused_gate_and_up_store_what_the_separate_kernels_store(
 
 
 @pytest.mark.gpu
+@in_one_dtype
 @pytest.mark.parametrize(("n", "k"), [(1024, 3072), (4096, 1024), (136, 80)])
 def test_our_products_have_the_same_bits_in_every_tile_of_a_kind(
     n: int, k: int, device: torch.device, dtype: torch.dtype

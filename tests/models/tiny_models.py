@@ -21,7 +21,7 @@ _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 96,
     "intermediate_size": 144,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 64,
