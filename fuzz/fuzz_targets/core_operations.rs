@@ -39,6 +39,7 @@ fn config(numbers: &mut Numbers<'_>) -> Config {
         enable_prefix_caching: numbers.is_set(),
         hash_seed: numbers.below(256) as u64,
         group_min_blocks: numbers.below(3),
+        max_table_updates: numbers.below(200),
     }
 }
 

@@ -33,6 +33,7 @@ HOST_BYTES = 64 << 20
 
 DEFAULT_KV_BYTES = 1 << 30
 _LOGITS_BYTES = 32 << 20
+_MAX_TABLE_UPDATES = 1 << 17
 _MIN_HEAD_ROWS, _MAX_HEAD_ROWS = 16, 256
 
 
@@ -301,8 +302,8 @@ def _blocks(tokens: int, block_size: int) -> int:
 
 def _state_bytes(config: EngineConfig, spec: DecoderSpec, length: int, max_tokens: int) -> int:
     """Block tables, sampling state and the arenas; the arenas' small arrays are about 64 numbers a row."""
-    rows = config.max_num_seqs
-    tables = rows * (_blocks(length, config.block_size) + PARAM_WIDTH + 2)
-    arenas = NUM_ARENAS * (3 * max_tokens + 64 * rows)
+    rows, blocks = config.max_num_seqs, _blocks(length, config.block_size)
+    tables = rows * (blocks + PARAM_WIDTH + 2)
+    arenas = NUM_ARENAS * (3 * max_tokens + 64 * rows + 3 * min(rows * blocks, _MAX_TABLE_UPDATES))
     counts = rows * spec.vocab_size
     return 4 * (tables + arenas + counts)

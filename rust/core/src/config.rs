@@ -40,6 +40,9 @@ pub struct Config {
     pub hash_seed: u64,
     /// Decode rows that share at least so many first blocks are grouped; 0 never groups.
     pub group_min_blocks: usize,
+    /// Table entries that one step may change, where the least that keeps every row moving is not more. Many rows that
+    /// find a long prefix cached can then start in one step.
+    pub max_table_updates: usize,
 }
 
 impl Default for Config {
@@ -57,6 +60,7 @@ impl Default for Config {
             enable_prefix_caching: true,
             hash_seed: 0,
             group_min_blocks: 0,
+            max_table_updates: 1 << 17,
         }
     }
 }
@@ -148,9 +152,11 @@ impl Config {
     /// longest table beside two updates of every row is enough for all to move on.
     #[must_use]
     pub fn table_update_capacity(&self) -> usize {
-        self.max_blocks_per_seq()
+        let least = self.max_blocks_per_seq()
             + 2 * self.max_num_seqs
-            + self.max_num_batched_tokens.div_ceil(self.block_size)
+            + self.max_num_batched_tokens.div_ceil(self.block_size);
+        let all = self.max_num_seqs.saturating_mul(self.max_blocks_per_seq());
+        least.max(all.min(self.max_table_updates))
     }
 
     /// Entries of the bans of one step; rows whose bans no longer fit wait for the next step.

@@ -52,6 +52,7 @@ fn configs() -> impl Strategy<Value = Config> {
                 aging_interval_us: 50,
                 enable_prefix_caching: prefix,
                 hash_seed: 5,
+                max_table_updates: if extra % 2 == 0 { 0 } else { 1 << 17 },
                 group_min_blocks: group,
             },
         )

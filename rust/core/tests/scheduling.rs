@@ -463,6 +463,7 @@ fn no_copy_of_a_step_writes_what_another_reads() {
         max_num_seqs: 8,
         max_num_batched_tokens: 128,
         num_blocks: 36,
+        max_table_updates: 0,
         ..config()
     });
     for (request_id, len, n) in [(1, 57, 6), (2, 58, 2)] {
@@ -488,6 +489,33 @@ fn no_copy_of_a_step_writes_what_another_reads() {
         bench.step(1);
     }
     assert_eq!(bench.stats().finished_length, 8);
+}
+
+#[test]
+fn rows_that_find_a_long_prefix_cached_start_in_one_step() {
+    for (max_table_updates, at_once) in [(0, false), (1 << 17, true)] {
+        let mut bench = Bench::new(Config {
+            max_num_seqs: 8,
+            max_num_batched_tokens: 128,
+            max_model_len: 480,
+            num_blocks: 200,
+            max_table_updates,
+            ..config()
+        });
+        bench.submit(0, &prompt(401, 0), 1);
+        while bench.core.has_work() {
+            bench.step(1);
+        }
+        for id in 1..=8 {
+            bench.submit(id, &prompt(401, 0), 1);
+        }
+        let (plan, _) = bench.step(1);
+        assert_eq!(plan.num_rows == 8, at_once, "{} rows", plan.num_rows);
+        while bench.core.has_work() {
+            bench.step(1);
+        }
+        assert_eq!(bench.stats().finished_length, 9);
+    }
 }
 
 #[test]

@@ -215,6 +215,7 @@ impl Core {
             enable_prefix_caching,
             hash_seed,
             group_min_blocks,
+            ..octavo_core::Config::default()
         };
         let table = token_table.map(|table| table.inner.clone());
         let core = octavo_core::Core::new(config, table).map_err(|error| python_error(&error))?;
