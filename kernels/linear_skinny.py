@@ -20,6 +20,9 @@ from octavo.kernels.linear_tables import SkinnyTile, skinny_tile
 
 __all__ = ["compile_cases", "skinny_gated", "skinny_product"]
 
+_PREFETCHED_BYTES = 16 << 20
+"""Of weights; those of larger products would push each other out of L2 before they are read."""
+
 
 @triton.jit
 def _tile(
@@ -79,6 +82,7 @@ def _skinny_kernel(
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,  # "" for a plain product
+    PREFETCH: tl.constexpr,  # whether W is so small that L2 holds all that programs ask for at once
     PDL: tl.constexpr,
 ):
     """Store x @ W^T (+ bias), or activation(x @ gate^T) * (x @ up^T)."""
@@ -88,10 +92,11 @@ def _skinny_kernel(
     k = tl.arange(0, BK)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        size = tl.minimum(BN, N - first) * K * 2
-        _prefetch(w_ptr + first.to(tl.int64) * K, size)
-        if GATED:
-            _prefetch(w_ptr + (N + first).to(tl.int64) * K, size)
+        if PREFETCH:
+            size = tl.minimum(BN, N - first) * K * 2
+            _prefetch(w_ptr + first.to(tl.int64) * K, size)
+            if GATED:
+                _prefetch(w_ptr + (N + first).to(tl.int64) * K, size)
         tl.extra.cuda.gdc_wait()
     if SWAP:
         acc = tl.zeros((BN, BM), dtype=tl.float32)
@@ -194,6 +199,7 @@ def _launch(
         EVEN_K=k % tile.depth == 0,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation,
+        PREFETCH=weight.nbytes <= _PREFETCHED_BYTES,
         num_warps=tile.warps,
         num_stages=tile.stages,
         enable_fp_fusion=False,
@@ -220,7 +226,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
                 arguments["out_ptr"] = "*fp32"
             constants: dict[str, int | str] = {"BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "SWAP": tile.swap}
             constants |= {"EVEN_N": even, "EVEN_K": even, "HAS_BIAS": not even and not gated}
-            constants |= {"ACTIVATION": ("silu" if even else "gelu") if gated else ""}
+            constants |= {"ACTIVATION": ("silu" if even else "gelu") if gated else "", "PREFETCH": even}
             cases[tile, dtype, gated] = CompileCase(
                 _skinny_kernel, arguments, constants, tile.warps, tile.stages, aligned=("N", "K")
             )

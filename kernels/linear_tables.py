@@ -140,14 +140,18 @@ def _hopper(n: int, k: int, rows: int) -> SkinnyTile | None:
     if n > 4096 or (n > 2048 and k <= 2048):
         if rows <= 16:
             return SkinnyTile(True, 16, 64, 128, 4, 5)
-        return SkinnyTile(True, 32, 64, 128, 4, 5) if rows <= 32 else None
+        if rows <= 32:
+            return SkinnyTile(True, 32, 64, 128, 4, 5)
+        return SkinnyTile(False, 64, 32, 128, 4, 5) if k <= 2048 else None
     if n > 2048:
         if k > 8192:
             return SkinnyTile(True, 8, 16, 256, 2, 5) if rows <= 8 else None
         return SkinnyTile(True, low, 32, 256, 2, 4) if rows <= 16 else None
-    if rows <= 16:
+    if rows <= 8 or (rows <= 16 and k > 2048):
         return SkinnyTile(False, 16, 8, 512, 2, 4)
-    return SkinnyTile(False, 32, 8, 512, 4, 4) if rows <= 32 else None
+    if rows <= 16:
+        return None
+    return SkinnyTile(False, 32, 8, 512, 4, 4) if rows <= 32 else SkinnyTile(False, 64, 16, 256, 4, 4)
 
 
 def _hopper_gated(n: int, rows: int) -> SkinnyTile | None:
