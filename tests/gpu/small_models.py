@@ -22,7 +22,8 @@ from octavo.models.registry import decoder_spec
 
 DEVICE = os.environ.get("OCTAVO_TEST_DEVICE", "cuda")
 ON_CPU = DEVICE == "cpu"
-NEEDS_DEVICE: list[Any] = [] if ON_CPU else [pytest.mark.gpu]
+# One process runs them all: an engine takes the memory of the card.
+NEEDS_DEVICE: list[Any] = [pytest.mark.xdist_group("gpu"), *([] if ON_CPU else [pytest.mark.gpu])]
 
 _WIDTHS: dict[str, Any] = {
     "vocab_size": 1024 if ON_CPU else 32000,

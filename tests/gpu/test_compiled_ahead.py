@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from small_models import CONFIGS, write_config
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu")]
 
 
 def run(model: Path, caches: Path) -> dict[str, Any]:
