@@ -58,6 +58,7 @@ class MisbehavingRunner(FakeRunner):
         self._stall_at = int(options.get("stall_at", -1))
         self._crash_at = int(options.get("crash_at", -1))
         self._exit_at = int(options.get("exit_at", -1))
+        self._close_raises = bool(options.get("close_raises"))
 
     def launch(self, plan: Any) -> Any:
         if self._step_s:
@@ -69,6 +70,11 @@ class MisbehavingRunner(FakeRunner):
         if self.num_steps == self._exit_at:
             os._exit(7)
         return super().launch(plan)
+
+    def close(self) -> None:
+        if self._close_raises:
+            raise RuntimeError("the device does not answer")
+        super().close()
 
 
 def load(config: EngineConfig, progress: Any) -> tuple[EngineLoop, ModelInfo, None]:

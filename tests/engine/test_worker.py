@@ -230,6 +230,7 @@ def test_requests_between_a_workers_end_and_the_news_of_it(fake_engine: Any) -> 
     ("model", "reason"),
     [
         ("fake:crash_at=5", "exit code 1: RuntimeError: the device is on fire"),
+        ("fake:crash_at=5,close_raises=1", "exit code 1: RuntimeError: the device is on fire"),
         ("fake:exit_at=5", "exit code 7"),
         ("fake:garbage=1", "sent what is no message"),
     ],

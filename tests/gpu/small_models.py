@@ -24,6 +24,15 @@ DEVICE = os.environ.get("OCTAVO_TEST_DEVICE", "cuda")
 ON_CPU = DEVICE == "cpu"
 # One process runs them all: an engine takes the memory of the card.
 NEEDS_DEVICE: list[Any] = [pytest.mark.xdist_group("gpu"), *([] if ON_CPU else [pytest.mark.gpu])]
+SETTINGS: dict[str, Any] = {
+    "device": DEVICE,
+    "dtype": "bfloat16",
+    "load_format": "dummy",
+    "max_num_seqs": 16,
+    "max_model_len": 2048,
+    "num_blocks": 512,
+}
+"""Of an engine with random weights that is ready in a moment."""
 
 _WIDTHS: dict[str, Any] = {
     "vocab_size": 1024 if ON_CPU else 32000,

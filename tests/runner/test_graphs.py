@@ -85,11 +85,27 @@ def test_a_capture_that_fails_ends_the_engine() -> None:
 
     def step(_size: StepSize) -> None:
         if fails:
-            raise RuntimeError("operation not permitted when stream is capturing")
+            raise RuntimeError("operation not permitted when stream is capturing\nFor debugging, pass...")
 
     steps = StepGraphs(step)
     steps.run(StepSize("mixed", 16, 8))
     fails = True
-    with pytest.raises(EngineDead, match="a mixed step of 32 tokens could not be captured as a CUDA graph: operation"):
+    with pytest.raises(EngineDead, match=r"a mixed step of 32 tokens could not be captured .*: op.*capturing$"):
         steps.run(StepSize("mixed", 32, 8))
     assert Graph.made[-1].calls == ["begin relaxed", "end"]
+
+
+@pytest.mark.usefixtures("graphs")
+def test_the_end_of_a_broken_capture_hides_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(size: StepSize) -> None:
+        if size.tokens == 32:
+            raise RuntimeError("out of memory")
+
+    def capture_end(_graph: Graph) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(Graph, "capture_end", capture_end)
+    steps = StepGraphs(step)
+    steps.run(StepSize("mixed", 16, 8))
+    with pytest.raises(EngineDead, match="as a CUDA graph: out of memory"):
+        steps.run(StepSize("mixed", 32, 8))

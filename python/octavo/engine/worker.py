@@ -181,6 +181,10 @@ def main(arguments: list[str] | None = None, *, load: LoadEngine | None = None) 
         with contextlib.suppress(ClientGone):
             connection.send(Fatal(f"{type(error).__name__}: {error}"))
             connection.flush(_LAST_WORDS_S)
+        if load is None:
+            # Not in order: to free what lies on a device that failed may abort this process, or hang.
+            logging.shutdown()
+            os._exit(1)
         return 1
 
 
@@ -211,8 +215,11 @@ def _serve(connection: Connection, wake: int, load: LoadEngine | None) -> int:
     connection.send(Ready(info))
     try:
         worker.run()
-    finally:
+    except ClientGone:
         loop.close()
+        raise
+    # After any other failure the client is told at once, and the memory goes with the process.
+    loop.close()
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -109,11 +110,16 @@ class StepGraphs:
             graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             try:
                 self._step(size)
-            finally:
-                graph.capture_end()
+            except BaseException:
+                # To end a broken capture fails too, and says less of why.
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
             raise EngineDead(
-                f"a {size.kind} step of {size.tokens} tokens could not be captured as a CUDA graph: {error}"
+                f"a {size.kind} step of {size.tokens} tokens could not be captured as a CUDA graph: {reason}"
             ) from error
         self.num_captured += 1
         return graph
