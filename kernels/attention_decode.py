@@ -7,7 +7,6 @@ one chunk is done with it; the partials of others are merged.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from octavo.kernels.attention import AttentionShape, finish
 from octavo.kernels.attention_chunk import attend_chunk, chunk_constants, load_queries, store_dims
 from octavo.kernels.attention_decode_tables import DecodeConfig, decode_config
 from octavo.kernels.attention_group import launch_group
-from octavo.kernels.attention_merge import launch_merge, merge_ahead, merge_partials
+from octavo.kernels.attention_merge import launch_merge
 from octavo.kernels.attention_work import DECODE_ROWS, AttentionWork
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
@@ -67,8 +66,7 @@ def decode_attention(
         launch_group(qkv, cache, block_tables, work, shape, slopes, scale, group_config)
     config = config or decode_config(work.capability, shape, tokens)
     _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config)
-    if not config.merging:
-        launch_merge(out, work, shape, v_scale, tokens=tokens)
+    launch_merge(out, work, shape, v_scale, tokens=tokens)
 
 
 def _launch_decode(
@@ -93,8 +91,6 @@ def _launch_decode(
         block_tables.stride(0),
         work.decode_items,
         len(work.decode_items),
-        work.chunks,
-        work.arrived,
         work.totals,
         work.values,
         work.stats,
@@ -109,13 +105,7 @@ def _launch_decode(
 
 
 def _decode_constants(shape: AttentionShape, config: DecodeConfig) -> dict[str, Any]:
-    merged = triton.next_power_of_2(min(shape.group, DECODE_ROWS))
-    return chunk_constants(shape, config.num_stages, config.pieces) | {
-        "ROWS": DECODE_ROWS,
-        "MERGING": config.merging,
-        "MERGED": merged,
-        "AHEAD": merge_ahead(merged, shape.head_dim, 32 * config.num_warps, held=32),
-    }
+    return chunk_constants(shape, config.num_stages, config.pieces) | {"ROWS": DECODE_ROWS}
 
 
 @triton.jit
@@ -128,12 +118,10 @@ def _load_item(items, place, there):
     end = tl.load(item + 3, mask=there, other=0)
     partial = tl.load(item + 4, mask=there, other=0)
     query = tl.load(item + 5, mask=there, other=0)
-    chunks = tl.load(item + 6, mask=there, other=0)
-    own_chunks = tl.load(item + 7, mask=there, other=0)
-    return row, slot, start, end, partial, query, chunks, own_chunks
+    return row, slot, start, end, partial, query
 
 
-@triton.jit(do_not_specialize=["table_stride", "capacity", "most_chunks"])
+@triton.jit(do_not_specialize=["table_stride", "capacity"])
 def _decode_kernel(
     qkv,
     out,
@@ -142,8 +130,6 @@ def _decode_kernel(
     table_stride,
     items,
     capacity,
-    most_chunks,
-    arrived,
     totals,
     values,
     stats,
@@ -163,9 +149,6 @@ def _decode_kernel(
     ALIBI: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
-    MERGING: tl.constexpr,
-    MERGED: tl.constexpr,
-    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Each item of the decode list for each kv head (and each ROWS of its query heads)."""
@@ -177,9 +160,7 @@ def _decode_kernel(
     first = tl.program_id(0)
     count = tl.load(totals) * PER_ITEM
     # Items are looked up one ahead, the first before it is known how many there are.
-    row, slot, start, end, partial, query, chunks, own_chunks = _load_item(
-        items, first // PER_ITEM, first // PER_ITEM < capacity
-    )
+    row, slot, start, end, partial, query = _load_item(items, first // PER_ITEM, first // PER_ITEM < capacity)
     for index in range(first, count, tl.num_programs(0)):
         following = index + tl.num_programs(0)
         ahead = _load_item(items, following // PER_ITEM, following < count)
@@ -227,32 +208,7 @@ def _decode_kernel(
             store_dims(values, place * HEAD_DIM, rows, acc0, 0, D0, HEAD_DIM)
             if D1 > 0:
                 store_dims(values, place * HEAD_DIM, rows, acc1, D0, D1, HEAD_DIM)
-            if MERGING:
-                counter = arrived + (row * KV_HEADS + kv_head) * SPLIT + index % SPLIT
-                # What this program's threads wrote comes before the count, which shows it to who counts last.
-                tl.debug_barrier()
-                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == own_chunks - 1:
-                    tl.store(counter, 0)
-                    few = tl.arange(0, MERGED)
-                    few_rows = index % SPLIT * ROWS + few < GROUP
-                    few_heads = kv_head * GROUP + index % SPLIT * ROWS + few
-                    merge_partials(
-                        out,
-                        row.to(tl.int64) * (HEADS * HEAD_DIM) + few_heads * HEAD_DIM,
-                        row.to(tl.int64) * most_chunks * HEADS + few_heads,
-                        few_rows,
-                        chunks,
-                        values,
-                        stats,
-                        v_scale,
-                        most_chunks,
-                        HEADS,
-                        HEAD_DIM,
-                        AHEAD,
-                        MERGED,
-                        False,
-                    )
-        row, slot, start, end, partial, query, chunks, own_chunks = ahead
+        row, slot, start, end, partial, query = ahead
 
 
 def compile_cases(capability: int) -> list[CompileCase]:
@@ -267,19 +223,11 @@ def compile_cases(capability: int) -> list[CompileCase]:
     cases = []
     for shape in shapes:
         chosen = {decode_config(capability, shape, tokens) for tokens in (1, 16, 256)}
-        if capability >= 90 and not shape.kv_fp8:
-            chosen |= {dataclasses.replace(config, merging=True) for config in chosen}
         for config in sorted(chosen, key=repr):
-            types = dict.fromkeys(["tables", "items", "arrived", "totals"], "*i32")
+            types = dict.fromkeys(["tables", "items", "totals"], "*i32")
             types |= dict.fromkeys(["values", "stats", "alibi"], "*fp32")
             types |= dict.fromkeys(["qkv", "out", "cache"], "*bf16")
-            types |= {
-                "table_stride": "i32",
-                "capacity": "i32",
-                "most_chunks": "i32",
-                "scale": "fp32",
-                "v_scale": "fp32",
-            }
+            types |= {"table_stride": "i32", "capacity": "i32", "scale": "fp32", "v_scale": "fp32"}
             if shape.kv_fp8:
                 types["cache"] = "*fp8e4nv" if capability >= 89 else "*u8"
             constants = _decode_constants(shape, config)

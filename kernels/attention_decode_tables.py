@@ -18,7 +18,6 @@ class DecodeConfig:
         num_stages: tiles in flight or in use.
         programs: a multiprocessor.
         registers: most a thread may use; None for what the compiler takes.
-        merging: whether the program that ends a row's last partial merges them, instead of a kernel of its own.
         pieces: 1 or 2, in how many a tile is loaded.
     """
 
@@ -26,7 +25,6 @@ class DecodeConfig:
     num_stages: int
     programs: int
     registers: int | None = None
-    merging: bool = False
     pieces: int = 1
 
 

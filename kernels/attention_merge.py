@@ -1,4 +1,4 @@
-"""The merge of a row's partials, by a kernel or by the program that ends the last of them."""
+"""The merge of each row's partials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.kernels.launch import launch
 from octavo.kernels.overlap import follow
 from torch import Tensor
 
-__all__ = ["compile_cases", "launch_merge", "merge_ahead", "merge_partials"]
+__all__ = ["compile_cases", "launch_merge"]
 
 _PROGRAMS = 16
 """Programs a multiprocessor, of one warp each."""
@@ -43,27 +43,26 @@ def launch_merge(out: Tensor, work: AttentionWork, shape: AttentionShape, v_scal
     )
 
 
-def merge_ahead(heads: int, head_dim: int, threads: int, held: int) -> int:
-    """Partials of `heads` heads to load together, so that a thread holds about `held` values of them."""
-    each = max(1, heads * int(triton.next_power_of_2(head_dim)) // threads)
-    return min(16, max(1, held // each))
+def _ahead(head_dim: int) -> int:
+    """Partials to load together, so that each thread of a warp holds about 64 values of them."""
+    each = max(1, int(triton.next_power_of_2(head_dim)) // 32)
+    return min(16, 64 // each)
 
 
 def _merge_constants(shape: AttentionShape, few: bool) -> dict[str, Any]:
     return {
         "HEADS": shape.num_heads,
         "HEAD_DIM": shape.head_dim,
-        "AHEAD": merge_ahead(1, shape.head_dim, 32, held=64),
+        "AHEAD": _ahead(shape.head_dim),
         "EARLY": few,
     }
 
 
 @triton.jit
-def merge_partials(
+def _merge_partials(
     out,
     o_offsets,
     places,
-    rows,
     chunks,
     values,
     stats,
@@ -72,19 +71,19 @@ def merge_partials(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     AHEAD: tl.constexpr,
-    COUNT: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Merge partials in order and store the outputs of COUNT heads (those where rows [COUNT]) of one sequence.
+    """Merge partials in order and store the output of one head of one sequence.
 
-    o_offsets, places: int64 [COUNT], elements to the outputs and number of the first partial times HEADS, plus head.
+    o_offsets, places: int64 [1], elements to the output and number of the first partial times HEADS, plus head.
     chunks: partials, of most_chunks at most; with 0 nothing is stored. AHEAD of them are loaded together, the first
-    whether they are there or not where EARLY. They pass by the first cache, which may hold what was there before.
+    whether they are there or not where EARLY. Each is read once, so it passes by the first cache.
     """
     DIMS: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
-    m = tl.full([COUNT], float("-inf"), tl.float32)
-    total = tl.zeros([COUNT], tl.float32)
-    acc = tl.zeros([COUNT, DIMS], tl.float32)
+    rows = tl.full([1], True, tl.int1)
+    m = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros([1, DIMS], tl.float32)
     begin = 0
     if EARLY:
         for i in tl.static_range(AHEAD):
@@ -110,7 +109,7 @@ def merge_partials(
 
 @triton.jit
 def _load_partial(values, stats, places, rows, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
-    """Maximum, sum and weighted values of the partials at places [COUNT]; those of nothing where rows is false."""
+    """Maximum, sum and weighted values of the partials at places [1]; those of nothing where rows is false."""
     dims = tl.arange(0, DIMS)
     m = tl.load(stats + places * 2, mask=rows, other=float("-inf"), cache_modifier=".cg")
     total = tl.load(stats + places * 2 + 1, mask=rows, other=0.0, cache_modifier=".cg")
@@ -142,11 +141,10 @@ def _merge_kernel(
         row = tl.program_id(0) // HEADS
         head = tl.program_id(0) % HEADS + one
         chunks = tl.where(tl.program_id(0) < count, tl.load(row_plan + 2 * row), 0)
-        merge_partials(
+        _merge_partials(
             out,
             row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM,
             row.to(tl.int64) * most_chunks * HEADS + head,
-            one == 0,
             chunks,
             values,
             stats,
@@ -155,18 +153,16 @@ def _merge_kernel(
             HEADS,
             HEAD_DIM,
             AHEAD,
-            1,
             True,
         )
     else:
         for index in range(tl.program_id(0), count, tl.num_programs(0)):
             row = index // HEADS
             head = index % HEADS + one
-            merge_partials(
+            _merge_partials(
                 out,
                 row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM,
                 row.to(tl.int64) * most_chunks * HEADS + head,
-                one == 0,
                 tl.load(row_plan + 2 * row),
                 values,
                 stats,
@@ -175,7 +171,6 @@ def _merge_kernel(
                 HEADS,
                 HEAD_DIM,
                 AHEAD,
-                1,
                 False,
             )
 

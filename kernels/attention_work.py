@@ -4,7 +4,7 @@ A step's graph is replayed with other rows each time, so the launches' grids say
 off a list that `plan_attention` writes once a step for all layers of one window. Records are int32:
 
 * decode, 8 a record: row, slot of its block table, first position, position past the last, place of its partial (-1:
-  the row's only chunk, which goes straight to the output), position of the query, the row's chunks, its decode items;
+  the row's only chunk, which goes straight to the output), position of the query, 0, 0;
 * shared prefix, 8 a record: first of its rows in `group_rows`, number of rows, slot of a block table that holds the
   blocks, chunk, 0, 0, 0, 0;
 * prompt, 4 a record: slot of its block table, first token, that token's position, number of tokens; items that see
@@ -48,7 +48,6 @@ class AttentionWork:
         prompt_items: int32 [items, 4].
         totals: int32[4], how many of each of these, then how many decode rows.
         row_plan: int32 [max_num_seqs, 2], number of each decode row's partials (0: none), its query's position.
-        arrived: int32, for each row's heads of a decode item how many of these have ended; 0 between launches.
         member_rows: int32 [max_num_seqs], the plan's `group_rows`.
         values: float32 [max_num_seqs * chunks, num_heads, head_dim], weighted values of each row's chunks.
         stats: float32 [max_num_seqs * chunks, num_heads, 2], maximum and sum of the weights of each.
@@ -101,7 +100,6 @@ class AttentionWork:
         self.prompt_items = room(torch.int32, max_tokens // self.queries + max_num_seqs, _PROMPT)
         self.totals = room(torch.int32, 4)
         self.row_plan = room(torch.int32, max_num_seqs, 2)
-        self.arrived = room(torch.int32, max_num_seqs * shape.num_kv_heads * -(-shape.group // DECODE_ROWS))
         self.member_rows = room(torch.int32, max_num_seqs)
         self.values = room(torch.float32, partials, shape.num_heads, shape.head_dim)
         self.stats = room(torch.float32, partials, shape.num_heads, 2)
@@ -304,8 +302,6 @@ def _plan_kernel(
             tl.store(record + 3, tl.minimum(begin + CHUNK, own_length), mask=here)
             tl.store(record + 4, tl.where(count > 1, r * most_chunks + c, -1), mask=here)
             tl.store(record + 5, own_length - 1, mask=here)
-            tl.store(record + 6, count, mask=here)
-            tl.store(record + 7, count - shared, mask=here)
     if MIXED:
         _plan_prompt(r, lane, num_decode, num_rows, slots, query_start, seq_lens, prompt_items, totals, QUERIES)
     elif r == 0:

@@ -163,35 +163,6 @@ def test_a_window_s_layers_do_not_share(device: torch.device) -> None:
     assert torch.equal(attend(step, 400, grouped=True), attend(step, 400))
 
 
-@pytest.mark.parametrize("case", [*GROUPED, (AttentionShape(34, 1, 64, 16, 0.1), rows(600, 17, 270), [])])
-def test_the_last_program_of_a_row_may_merge(device: torch.device, case: tuple[AttentionShape, Any, Any]) -> None:
-    shape, lengths, groups = case
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    step = make_step(shape, lengths, dtype, device, groups=groups)
-    work = step.work()
-    step.plan(work, grouped=bool(groups))
-    outs = []
-    for merging in (True, True, False):
-        out = torch.zeros(len(lengths), shape.num_heads * shape.head_dim, dtype=dtype, device=device)
-        config = DecodeConfig(4, 2, 1, merging=merging)
-        decode_attention(
-            step.qkv,
-            out,
-            step.cache,
-            step.tables,
-            work,
-            shape,
-            tokens=len(step.qkv),
-            grouped=bool(groups),
-            config=config,
-        )
-        assert not work.arrived.any()
-        outs.append(out)
-    check(outs[0], step.expected())
-    assert torch.equal(outs[0], outs[1])
-    assert torch.equal(outs[0], outs[2])
-
-
 @in_one_dtype
 @pytest.mark.parametrize("head_dim", [64, 192])
 def test_tiles_in_two_pieces(device: torch.device, dtype: torch.dtype, head_dim: int) -> None:

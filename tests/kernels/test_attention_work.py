@@ -30,13 +30,12 @@ class Lists:
             visible = max(0, length - work.window) if work.window else 0
             chunks = range(visible // CHUNK, -(-length // CHUNK))
             partial = len(chunks) > 1
-            own = len(chunks) - shared.get(row, 0)
             self.row_plan.append([len(chunks) if partial else 0, length - 1])
             for i, chunk in enumerate(chunks):
                 if i >= shared.get(row, 0):
                     begin, end = max(visible, chunk * CHUNK), min(length, chunk * CHUNK + CHUNK)
                     place = row * work.chunks + i if partial else -1
-                    item = [row, slot, begin, end, place, length - 1, len(chunks), own]
+                    item = [row, slot, begin, end, place, length - 1]
                     (rest if i == len(chunks) - 1 else full).append(item)
         self.decode = full + rest
         self.groups: list[list[int]] = []
@@ -100,7 +99,7 @@ def check(
     expected = Lists(rows, decode, groups, work)
     totals = [len(expected.decode), len(expected.groups), len(expected.prompt), decode]
     assert work.totals.tolist() == totals
-    assert work.decode_items[: totals[0]].tolist() == expected.decode
+    assert work.decode_items[: totals[0], :6].tolist() == expected.decode
     assert work.group_items[: totals[1], :4].tolist() == expected.groups
     assert work.prompt_items[: totals[2]].tolist() == expected.prompt
     assert work.row_plan[:decode].tolist() == expected.row_plan
