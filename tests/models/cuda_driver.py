@@ -7,7 +7,7 @@ import torch
 from decoder_driver import MAX_TOKENS, TABLE_STRIDE, DecoderDriver
 from octavo.kernels.attention_work import AttentionWork, plan_attention
 from octavo.layers.cuda import CudaOperations
-from octavo.layers.cuda_inputs import CudaStepInputs, StepKind
+from octavo.layers.cuda_inputs import CudaStepInputs, StepKind, has_groups, has_prompts
 from octavo.layers.operations import IntArray
 from octavo.layers.spec import DecoderSpec
 from octavo.layers.weights import Weights
@@ -55,8 +55,12 @@ class CudaDriver(DecoderDriver):
         num_tokens, num_rows = len(plan["token_ids"]), len(plan["rows"])
         tokens = min(num_tokens + PADDING, MAX_TOKENS)
         rows = min(tokens, len(self.lengths))
-        grouped = self.shared_blocks > 0 and num_rows == num_decode_rows
-        kind: StepKind = "grouped" if grouped else "decode" if num_rows == num_decode_rows else "mixed"
+        grouped = self.shared_blocks > 0
+        kind: StepKind
+        if num_rows == num_decode_rows:
+            kind = "grouped" if grouped else "decode"
+        else:
+            kind = "mixed_grouped" if grouped else "mixed"
         counts = np.zeros(16, dtype=np.int32)
         counts[:4] = num_tokens, num_rows, num_decode_rows, num_tokens
         counts[9] = int(grouped)
@@ -71,7 +75,7 @@ class CudaDriver(DecoderDriver):
             table_stride=TABLE_STRIDE,
             num_tokens=tokens,
             num_rows=rows,
-            num_decode_rows=0 if kind == "mixed" else rows,
+            num_decode_rows=0 if has_prompts(kind) else rows,
             kind=kind,
             counts=self._place(counts),
             group_rows=self._place(np.arange(num_decode_rows, dtype=np.int32), rows),
@@ -92,8 +96,8 @@ class CudaDriver(DecoderDriver):
                 inputs.group_blocks,
                 work,
                 rows=rows,
-                grouped=kind == "grouped",
-                mixed=kind == "mixed",
+                grouped=has_groups(kind),
+                mixed=has_prompts(kind),
             )
         self.decoder.forward(inputs, self.cache)
         return self.decoder.compute_logits(inputs.logits_rows)[:num_tokens].cpu().clone()

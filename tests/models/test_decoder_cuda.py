@@ -50,6 +50,15 @@ def test_groups_of_a_long_shared_prefix(device: torch.device, tiny_model: Callab
     assert all(torch.equal(alone, grouped) for alone, grouped in zip(*steps, strict=True))
     assert_close(steps[0][0], model.expected(tokens[:273])[-1:])
     assert_close(steps[0][1], model.expected([*tokens[:272], tokens[280]])[-1:])
+    # As much beside a prompt row.
+    mixed = []
+    for shared_blocks in (0, 17):
+        driver.shared_blocks = shared_blocks
+        driver.lengths[:3] = [272, 272, 0]
+        mixed.append(driver.step([(0, [tokens[272]]), (1, [tokens[280]]), (2, tokens[:5])]))
+    assert all(torch.equal(alone, grouped) for alone, grouped in zip(*mixed, strict=True))
+    assert_close(torch.cat(mixed[0][:2]), torch.cat(steps[0]))
+    assert_close(mixed[0][2], model.expected(tokens[:5]))
 
 
 def test_a_cache_of_eight_bits_is_near(device: torch.device, tiny_model: Callable[[str], TinyModel]) -> None:

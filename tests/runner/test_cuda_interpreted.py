@@ -13,6 +13,7 @@ import torch
 import transformers
 from octavo.config import EngineConfig
 from octavo.engine.build import build_loop
+from octavo.layers.cuda_inputs import StepSize
 from octavo.loading.config import load_model_config
 from octavo.loading.resolve import resolve_model
 from octavo.loading.weights import open_weights
@@ -25,6 +26,7 @@ if torch.cuda.is_available():
 
 from octavo.runner.cuda import CudaRunner
 from octavo.runner.cuda_build import cuda_needs, make_step
+from octavo.runner.cuda_step import CudaStep
 from octavo.runner.memory import plan_memory
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -146,6 +148,22 @@ def test_tokens_are_those_of_the_cpu(folder: Path, requests: Any) -> None:
     got = answer(gpu_runner, folder, requests)
     assert got.tokens == expected.tokens
     assert got.stats["blocks_free"] == got.stats["blocks_total"]
+
+
+def test_prefixes_are_shared_beside_prompt_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [(SHARED, {"n": 2}), (prompt(80, 1), {})]
+    expected = answer(cpu_runner, folder, requests)
+    kinds = []
+    launch = CudaStep.__call__
+
+    def note(step: CudaStep, size: StepSize) -> None:
+        kinds.append(size.kind)
+        launch(step, size)
+
+    monkeypatch.setattr(CudaStep, "__call__", note)
+    got = answer(gpu_runner, folder, requests)
+    assert got.tokens == expected.tokens
+    assert {"mixed", "mixed_grouped", "grouped"} <= set(kinds)
 
 
 def test_log_probabilities_are_those_of_the_cpu(folder: Path) -> None:

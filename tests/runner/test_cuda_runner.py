@@ -15,7 +15,7 @@ from octavo.runner.cuda import CudaRunner
 from octavo.runner.interface import ModelInfo
 from plan_writer import MAX_NUM_SEQS, MAX_TOKENS, PlanWriter, params
 
-TABLES = {0: [1, 2], 1: [3, 4]}
+TABLES = {0: [1, 2], 1: [3, 4], 2: [5, 6]}
 
 
 class Step:
@@ -129,9 +129,9 @@ def test_steps_go_by_kind_and_size() -> None:
         bench.plan(1, 1, copies=[(1, 2)]),
     ):
         bench.runner.launch(plan).result()
-    grouped = bench.plan(1, 1)
-    grouped.num_groups = 1
-    bench.runner.launch(grouped).result()
+    for grouped in (bench.plan(1, 1), bench.plan(1, 1, 9)):
+        grouped.num_groups = 1
+        bench.runner.launch(grouped).result()
     copy = ("copy", 2)
     assert bench.step.launched == [
         ("decode", 1, 1),
@@ -141,6 +141,7 @@ def test_steps_go_by_kind_and_size() -> None:
         copy,
         ("decode", 2, 2),
         ("grouped", 2, 2),
+        ("mixed_grouped", 16, 6),
     ]
 
 

@@ -69,9 +69,10 @@ def test_the_first_step_of_a_kind_runs_and_later_ones_are_captured_once() -> Non
     launched: list[StepSize] = []
     steps = StepGraphs(launched.append)
     eight, four, mixed = StepSize("decode", 8, 8), StepSize("decode", 4, 4), StepSize("mixed", 8, 8)
-    for size in (eight, eight, eight, four, mixed, four):
+    grouped = StepSize("mixed_grouped", 8, 8)
+    for size in (eight, eight, eight, four, mixed, grouped, four):
         steps.run(size)
-    assert launched == [eight, eight, four, mixed]
+    assert launched == [eight, eight, four, mixed, grouped]
     assert [graph.calls for graph in Graph.made] == [
         ["begin relaxed", "end", "replay", "replay"],
         ["begin relaxed", "end", "replay", "replay"],

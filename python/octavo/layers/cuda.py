@@ -21,6 +21,7 @@ from octavo.kernels.embedding import gather_rows, scale, softcap
 from octavo.kernels.linear import Dense
 from octavo.kernels.norm import add_rms_norm, rms_norm
 from octavo.kernels.rope_and_cache import rope_and_cache
+from octavo.layers.cuda_inputs import has_groups, has_prompts
 from octavo.layers.operations import StepInputs
 from octavo.layers.spec import DecoderSpec
 from octavo.layers.upload import stacked_weight
@@ -213,10 +214,10 @@ class CudaOperations:
     ) -> None:
         """As `Operations.attention`, after `plan_attention` for the window; inputs are `CudaStepInputs`."""
         step = cast("CudaStepInputs", inputs)
-        work, shape, grouped = step.works[window], self.attention_shape, step.kind == "grouped"
-        tokens = step.num_tokens
+        work, shape, tokens = step.works[window], self.attention_shape, step.num_tokens
+        grouped = has_groups(step.kind)
         decode_attention(qkv, out, cache, step.block_tables, work, shape, tokens=tokens, grouped=grouped)
-        if step.kind == "mixed":
+        if has_prompts(step.kind):
             prefill_attention(qkv, out, cache, step.block_tables, work, shape, tokens=tokens)
 
     def gated(

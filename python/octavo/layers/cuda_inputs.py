@@ -13,10 +13,20 @@ if TYPE_CHECKING:
     from octavo.kernels.attention_work import AttentionWork
     from octavo.kernels.step import DeviceState, PlanLayout
 
-__all__ = ["CudaStepInputs", "StepKind", "StepSize"]
+__all__ = ["CudaStepInputs", "StepKind", "StepSize", "has_groups", "has_prompts"]
 
-StepKind: TypeAlias = Literal["decode", "grouped", "mixed"]
-"""Decode rows only; decode rows of which some share their first blocks; prompt rows too."""
+StepKind: TypeAlias = Literal["decode", "grouped", "mixed", "mixed_grouped"]
+"""Decode rows only; decode rows of which some share their first blocks; either with prompt rows too."""
+
+
+def has_groups(kind: StepKind) -> bool:
+    """Whether decode rows may share their first blocks, which are then read once for all of them."""
+    return kind in ("grouped", "mixed_grouped")
+
+
+def has_prompts(kind: StepKind) -> bool:
+    """Whether there may be prompt rows."""
+    return kind in ("mixed", "mixed_grouped")
 
 
 class StepSize(NamedTuple):
@@ -93,7 +103,7 @@ class CudaStepInputs(StepInputs):
             table_stride=state.block_tables.shape[1],
             num_tokens=size.tokens,
             num_rows=rows,
-            num_decode_rows=0 if size.kind == "mixed" else rows,
+            num_decode_rows=0 if has_prompts(size.kind) else rows,
             kind=size.kind,
             counts=view("counts"),
             group_rows=view("group_rows"),

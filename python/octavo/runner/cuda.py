@@ -153,7 +153,8 @@ class CudaRunner:
         else:
             # One token may have several samples.
             tokens = self._sizes[max(plan.num_tokens, num_logits)]
-            size = StepSize("mixed", tokens, samples_bound(num_logits, min(tokens, self._max_num_seqs)))
+            samples = samples_bound(num_logits, min(tokens, self._max_num_seqs))
+            size = StepSize("mixed_grouped" if plan.num_groups else "mixed", tokens, samples)
         try:
             # Another engine's stream may be current in this thread, or another thread ask.
             if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:

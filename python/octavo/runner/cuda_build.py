@@ -261,5 +261,6 @@ def launch_steps(config: EngineConfig, spec: DecoderSpec, plan: MemoryPlan, devi
         most = min(size, plan.max_num_seqs)
         for samples in {samples_bound(1, most), most}:
             step(StepSize("mixed", size, samples))
+            step(StepSize("mixed_grouped", size, samples))
     step.count_history(torch.empty(1, dtype=torch.int32, device=device), 0, 1)
     step.copy_blocks(0)

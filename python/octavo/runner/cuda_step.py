@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo.kernels.attention_work import plan_attention
 from octavo.kernels.sample import SampleWorkspace, sample
 from octavo.kernels.step import NUM_ARENAS, DeviceState, PlanLayout, Samples, count_history, publish, take_plan
-from octavo.layers.cuda_inputs import CudaStepInputs, StepSize
+from octavo.layers.cuda_inputs import CudaStepInputs, StepSize, has_groups, has_prompts
 
 if TYPE_CHECKING:
     from octavo.kernels.attention_work import AttentionWork
@@ -97,12 +97,12 @@ class CudaStep:
                 inputs.group_blocks,
                 work,
                 rows=rows,
-                grouped=size.kind == "grouped",
-                mixed=size.kind == "mixed",
+                grouped=has_groups(size.kind),
+                mixed=has_prompts(size.kind),
             )
         self._decoder.forward(inputs, self._cache)
         # A decode row is one token and one sample.
-        logits = self._decoder.compute_logits(inputs.logits_rows if size.kind == "mixed" else None)
+        logits = self._decoder.compute_logits(inputs.logits_rows if has_prompts(size.kind) else None)
         sample(
             logits,
             inputs.counts,
