@@ -43,17 +43,20 @@ def launch_merge(out: Tensor, work: AttentionWork, shape: AttentionShape, v_scal
     )
 
 
-def _ahead(head_dim: int) -> int:
-    """Partials to load together, so that each thread of a warp holds about 64 values of them."""
+def _ahead(head_dim: int, few: bool) -> int:
+    """Partials to load together, so that each thread of a warp holds about 64 values of them; 8 at most for few rows.
+
+    That kernel holds the code twice: with 16 it takes as long to compile as all others together.
+    """
     each = max(1, int(triton.next_power_of_2(head_dim)) // 32)
-    return min(16, 64 // each)
+    return min(8 if few else 16, 64 // each)
 
 
 def _merge_constants(shape: AttentionShape, few: bool) -> dict[str, Any]:
     return {
         "HEADS": shape.num_heads,
         "HEAD_DIM": shape.head_dim,
-        "AHEAD": _ahead(shape.head_dim),
+        "AHEAD": _ahead(shape.head_dim, few),
         "EARLY": few,
     }
 
