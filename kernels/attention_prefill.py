@@ -30,6 +30,7 @@ from octavo.kernels.attention import (
 from octavo.kernels.attention_prefill_tables import PrefillConfig, prefill_config
 from octavo.kernels.attention_work import AttentionWork, device_limits
 from octavo.kernels.compile_case import CompileCase
+from octavo.kernels.gluon_support import gluon_serves
 from octavo.kernels.launch import launch
 from octavo.kernels.overlap import follow
 from torch import Tensor
@@ -69,23 +70,23 @@ def prefill_attention(
     capability, processors = device_limits(qkv.device)
     chosen = config or prefill_config(capability, shape.head_dim)
     most = (tokens // work.queries + min(tokens, work.max_num_seqs)) * shape.num_kv_heads
-    if chosen.hopper_stages:
-        # Here, as Triton's language for it takes a tenth of a second to import.
+    if chosen.hopper_stages and gluon_serves():
         from octavo.kernels.attention_prefill_hopper import hopper_serves, prefill_on_hopper
-    if chosen.hopper_stages and hopper_serves(capability, qkv.dtype, work, shape):
-        prefill_on_hopper(
-            qkv,
-            out,
-            kv_cache,
-            block_tables,
-            work,
-            shape,
-            programs=min(most, processors),
-            k_scale=k_scale,
-            v_scale=v_scale,
-            stages=chosen.hopper_stages,
-        )
-        return
+
+        if hopper_serves(capability, qkv.dtype, work, shape):
+            prefill_on_hopper(
+                qkv,
+                out,
+                kv_cache,
+                block_tables,
+                work,
+                shape,
+                programs=min(most, processors),
+                k_scale=k_scale,
+                v_scale=v_scale,
+                stages=chosen.hopper_stages,
+            )
+            return
     cache = kv_cache.view(torch.uint8) if shape.kv_fp8 and capability < 89 else kv_cache
     launch(
         _prefill_kernel,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import torch
 from octavo.kernels.activation import act_and_mul
+from octavo.kernels.gluon_support import gluon_serves
 from octavo.kernels.launch import compiling
 from octavo.kernels.linear_skinny import skinny_gated, skinny_product
-from octavo.kernels.linear_slab import slab_gated, slab_product
-from octavo.kernels.linear_tables import cublas_is_invariant, skinny_tile, slab_tile, tiled_tile
+from octavo.kernels.linear_tables import SlabTile, cublas_is_invariant, skinny_tile, slab_tile, tiled_tile
 from octavo.kernels.linear_tiled import tiled_product
 
 __all__ = ["Dense", "configure_cublas"]
@@ -127,9 +127,11 @@ class Dense:
         """
         n, k = self.weight.shape
         half = self.weight.dtype != torch.float32
-        slab = slab_tile(self._capability, n, k, rows, gated=False) if half else None
+        slab = self._slab_tile(n, k, rows, gated=False) if half else None
         tile = skinny_tile(self._capability, n, k, rows, gated=False) if half else None
         if slab is not None:
+            from octavo.kernels.linear_slab import slab_product
+
             slab_product(x, self.weight, self.bias, out, rows, slab)
         elif tile is not None:
             skinny_product(x, self.weight, self.bias, out, rows, tile)
@@ -153,15 +155,22 @@ class Dense:
         n, k = self.weight.shape
         slab = tile = None
         if self.weight.dtype != torch.float32 and self.bias is None:
-            slab = slab_tile(self._capability, n // 2, k, rows, gated=True)
+            slab = self._slab_tile(n // 2, k, rows, gated=True)
             tile = skinny_tile(self._capability, n // 2, k, rows, gated=True)
         if slab is not None:
+            from octavo.kernels.linear_slab import slab_gated
+
             slab_gated(x, self.weight, out, rows, slab, activation)
         elif tile is not None:
             skinny_gated(x, self.weight, out, rows, tile, activation)
         else:
             self.forward(x, scratch, rows)
             act_and_mul(scratch, out, rows, activation)
+
+    def _slab_tile(self, n: int, k: int, rows: int, *, gated: bool) -> SlabTile | None:
+        """As `slab_tile`, where this Triton has what its kernel takes."""
+        tile = slab_tile(self._capability, n, k, rows, gated=gated)
+        return tile if tile is not None and gluon_serves() else None
 
     def _cublas(self, x: torch.Tensor, out: torch.Tensor) -> None:
         if out.dtype != x.dtype:

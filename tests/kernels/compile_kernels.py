@@ -19,6 +19,7 @@ from typing import Any
 import octavo.kernels
 import triton
 from octavo.kernels.compile_case import CompileCase
+from octavo.kernels.gluon_support import GLUON_KERNELS, gluon_serves
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -32,8 +33,10 @@ _BINDER_NAMES = frozenset({"params", "specialization", "options"})
 
 def modules() -> dict[str, Any]:
     """The kernel modules by name."""
-    names = [info.name for info in pkgutil.iter_modules(octavo.kernels.__path__)]
-    return {name: importlib.import_module(f"octavo.kernels.{name}") for name in names}
+    names = {info.name for info in pkgutil.iter_modules(octavo.kernels.__path__)}
+    if not gluon_serves():
+        names -= set(GLUON_KERNELS)
+    return {name: importlib.import_module(f"octavo.kernels.{name}") for name in sorted(names)}
 
 
 def kernels(module: Any) -> set[str]:

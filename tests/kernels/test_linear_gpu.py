@@ -10,9 +10,18 @@ import torch
 from kernel_devices import in_one_dtype
 from octavo.kernels import reference
 from octavo.kernels.activation import act_and_mul
+from octavo.kernels.gluon_support import gluon_serves
 from octavo.kernels.linear import Dense, configure_cublas
 from octavo.kernels.linear_skinny import skinny_gated, skinny_product
-from octavo.kernels.linear_tables import SkinnyTile, TiledTile, cublas_is_invariant, skinny_tile, tiled_tile
+from octavo.kernels.linear_tables import (
+    MAX_SLAB_ROWS,
+    SkinnyTile,
+    TiledTile,
+    cublas_is_invariant,
+    skinny_tile,
+    slab_tile,
+    tiled_tile,
+)
 from octavo.kernels.linear_tiled import tiled_product
 
 SKINNY = [
@@ -170,6 +179,71 @@ def test_gated_has_the_same_bits_at_every_number_of_rows(
         restore()
 
 
+def slab_card() -> tuple[int, int]:
+    """The card's capability; skips where slabs are not used."""
+    capability = torch.cuda.get_device_capability()
+    if capability < (9, 0) or not gluon_serves():
+        pytest.skip("slabs are for Hopper and later, and for the Triton they are written for")
+    return capability
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("n", [32, 1000, 4096])
+@pytest.mark.parametrize("k", [1024, 2048, 3072])
+def test_slabs_have_cublas_s_bits(k: int, n: int, with_bias: bool, device: torch.device, dtype: torch.dtype) -> None:
+    """Columns that fill no tile among them, and rows behind the last that are NaN."""
+    from octavo.kernels.linear_slab import slab_product
+
+    capability = slab_card()
+    restore = configure_cublas()
+    try:
+        x, weight, offsets = operands(128, n, k, dtype, device)
+        bias = offsets if with_bias else None
+        for out_dtype in (dtype, torch.float32):
+            whole = untouched(128, n, out_dtype, device)
+            # More rows than any product of ours takes.
+            Dense(weight, bias).forward(x, whole, 128)
+            assert_close(whole, exact(x, weight, bias), 128)
+            for rows in range(1, MAX_SLAB_ROWS + 1):
+                tile = slab_tile(capability, n, k, rows, gated=False)
+                assert tile is not None
+                few, out = x[: rows + 1].clone(), untouched(rows, n, out_dtype, device)
+                few[rows] = torch.nan
+                slab_product(few, weight, bias, out, rows, tile)
+                assert out[:rows].equal(whole[:rows]), (rows, out_dtype)
+                assert (out[rows:] == UNTOUCHED).all()
+    finally:
+        restore()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("n", [16, 1000, 3072])
+def test_slabs_of_gate_and_up_have_the_bits_of_cublas_and_an_activation(
+    n: int, activation: str, device: torch.device, dtype: torch.dtype
+) -> None:
+    from octavo.kernels.linear_slab import slab_gated
+
+    capability = slab_card()
+    restore = configure_cublas()
+    try:
+        x, weight, _ = operands(128, 2 * n, 1024, dtype, device)
+        both, whole = untouched(128, 2 * n, dtype, device), untouched(128, n, dtype, device)
+        Dense(weight).forward(x, both, 128)
+        act_and_mul(both, whole, 128, activation)
+        for rows in range(1, MAX_SLAB_ROWS + 1):
+            tile = slab_tile(capability, n, 1024, rows, gated=True)
+            assert tile is not None
+            few, out = x[: rows + 1].clone(), untouched(rows, n, dtype, device)
+            few[rows] = torch.nan
+            slab_gated(few, weight, out, rows, tile, activation)
+            assert out[:rows].equal(whole[:rows]), rows
+            assert (out[rows:] == UNTOUCHED).all()
+    finally:
+        restore()
+
+
 @pytest.mark.parametrize("rows", [1, 20, 70])
 def test_dense_and_gated(rows: int, device: torch.device, dtype: torch.dtype) -> None:
     x, weight, bias = operands(rows, 48, 80, dtype, device)
@@ -199,6 +273,22 @@ def test_tables_cover_every_number_of_rows() -> None:
                 assert tiled_tile(capability, n, k, rows).rows >= 16
     assert not cublas_is_invariant((8, 9))
     assert cublas_is_invariant((9, 0))
+
+
+@pytest.mark.parametrize(("k", "gated"), [(1024, False), (2048, False), (3072, False), (1024, True)])
+def test_slabs_are_for_few_rows_on_hopper_and_later(k: int, gated: bool) -> None:
+    for rows in range(1, MAX_SLAB_ROWS + 1):
+        for capability in ((0, 0), (8, 0), (8, 6), (8, 9)):
+            assert slab_tile(capability, 1024, k, rows, gated=gated) is None
+        for capability in ((9, 0), (10, 0), (12, 0)):
+            tile = slab_tile(capability, 1024, k, rows, gated=gated)
+            assert tile is not None
+            assert tile.rows >= rows
+            assert tile.piece * tile.pieces == k
+            # What one program holds, weights and x, is at most what a Hopper's multiprocessor has.
+            assert 2 * k * ((1 + gated) * tile.columns + tile.rows) <= 227 << 10
+    assert slab_tile((9, 0), 1024, k, MAX_SLAB_ROWS + 1, gated=gated) is None
+    assert slab_tile((9, 0), 1024, k + 16, 1, gated=gated) is None
 
 
 def test_cublas_settings_can_be_put_back() -> None:
