@@ -14,13 +14,19 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["follow", "overlaps"]
+__all__ = ["compiles_follow", "follow", "overlaps"]
 
 
 @functools.cache
 def overlaps() -> bool:
     """Whether the card in use launches dependents early: compute capability 9.0 or more."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    return compiles_follow() and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def compiles_follow() -> bool:
+    """Whether this Triton can compile `follow`: what 3.4 has for it takes other arguments than its compiler gives."""
+    major, minor = triton.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= (3, 5)
 
 
 @triton.jit

@@ -20,6 +20,7 @@ import octavo.kernels
 import triton
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.gluon_support import GLUON_KERNELS, gluon_serves
+from octavo.kernels.overlap import compiles_follow
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -52,7 +53,7 @@ def compiled(case: CompileCase, capability: int) -> dict[str, Any]:
     """What one case takes on one GPU, or why it does not compile."""
     function = case.kernel
     signature = {name: case.arguments.get(name, "constexpr") for name in function.arg_names}
-    constants = case.constants | ({"PDL": capability >= 90} if "PDL" in signature else {})
+    constants = case.constants | ({"PDL": capability >= 90 and compiles_follow()} if "PDL" in signature else {})
     stray = (set(case.arguments) | set(constants)) ^ set(function.arg_names)
     report: dict[str, Any] = {"kernel": function.__name__, "capability": capability, "constants": str(case.constants)}
     if stray:

@@ -7,7 +7,10 @@ from typing import Any
 
 import octavo.kernels
 import pytest
+import torch
+import triton
 from octavo.kernels.launch import compile_only, compiling, launch
+from octavo.kernels.overlap import overlaps
 
 
 class Kernel:
@@ -59,3 +62,17 @@ def test_no_kernel_is_launched_past_it() -> None:
                 if name.endswith("kernel"):
                     past.append(f"{path.name}:{node.lineno} {name}")
     assert not past
+
+
+@pytest.mark.parametrize(("version", "early"), [("3.4.0", False), ("3.5.1", True), ("3.10.0+git", True), ("4.0", True)])
+def test_dependents_are_launched_early_where_triton_compiles_it(
+    version: str, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "__version__", version)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    overlaps.cache_clear()
+    try:
+        assert overlaps() is early
+    finally:
+        overlaps.cache_clear()
