@@ -10,99 +10,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any
 
-import msgspec
-from octavo import SamplingParams
-from octavo.config import EngineConfig
-from octavo.engine.build import build_loop
-from octavo.engine.loop import EngineLoop
-from octavo.engine.requests import RequestMaker, submit_checked
-from octavo.loading.resolve import resolve_model
-from octavo.runner import build_runner
+from step_engine import DEVICE, Engine, settings, synchronize
 
-DEVICE = os.environ.get("OCTAVO_TEST_DEVICE", "cuda")
 # By then every graph has been recorded.
 WARM_STEPS = 12
 TOP = 25
 NAME_WIDTH = 84
-
-
-class Engine:
-    """A loop whose four parts of a step are timed."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        runner, info = build_runner(config, resolve_model(config.model))
-        self.loop: EngineLoop = build_loop(config, runner, info, None)
-        self.info = info
-        self.times: dict[str, list[float]] = {}
-        self.steps = 0
-        self._runner = runner
-        self._core = self.loop.core
-        self._maker = RequestMaker(info, 0)
-        self._rng = random.Random(0)
-        self._last_id = 0
-        self._open: list[tuple[int, Any]] = []
-        self._depth = 1 if (config.overlap if config.overlap is not None else DEVICE == "cuda") else 0
-
-    def submit(self, prompt: int, output: int, *, prefix: list[int] | None = None) -> None:
-        """A request of so many fresh tokens, after a prefix."""
-        self._last_id += 1
-        tokens = (prefix or []) + self.draw(prompt)
-        params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
-        submit_checked(self._core, self._maker.check(self._last_id, tokens, params), self._last_id)
-
-    def draw(self, count: int) -> list[int]:
-        """Token ids."""
-        return [self._rng.randrange(10, min(self.info.vocab_size, 30000)) for _ in range(count)]
-
-    def has_work(self) -> bool:
-        """Whether a step is left."""
-        return bool(self._open) or self._core.has_work()
-
-    def step(self) -> Any:
-        """One step, as `EngineLoop.step`; gives the plan."""
-        clock = time.perf_counter
-        begin = clock()
-        plan = self._core.plan()
-        planned = clock()
-        if plan is not None:
-            self._open.append((plan.step, self._runner.launch(plan)))
-            self.steps += 1
-        launched = clock()
-        if plan is not None and len(self._open) <= self._depth:
-            return plan
-        number, handle = self._open.pop(0)
-        handle.result()
-        there = clock()
-        self._core.commit(number)
-        committed = clock()
-        for name, seconds in (
-            ("plan", planned - begin),
-            ("launch", launched - planned),
-            ("wait", there - launched),
-            ("commit", committed - there),
-            ("whole", committed - begin),
-        ):
-            self.times.setdefault(name, []).append(seconds)
-        return plan
-
-    def drain(self) -> None:
-        """Step until nothing is left."""
-        while self.has_work():
-            self.step()
-
-
-def synchronize() -> None:
-    """Wait for the device."""
-    if DEVICE == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
 
 
 def kernels(work: Callable[[], int]) -> tuple[dict[str, tuple[int, float]], int]:
@@ -164,17 +81,7 @@ def host(times: dict[str, list[float]]) -> None:
 
 def decode(engine: Engine, batch: int, context: int, steps: int, shared: int) -> None:
     """Steady decode steps of `batch` rows that begin at `context` tokens, `shared` of them common to all."""
-    prefix = engine.draw(shared)
-    if shared:
-        engine.submit(0, 1, prefix=prefix)
-        engine.drain()
-    output = WARM_STEPS + 3 * steps + 64
-    for _ in range(batch):
-        engine.submit(context - shared, output, prefix=prefix)
-    ready = 0
-    while ready < WARM_STEPS:
-        plan = engine.step()
-        ready = ready + 1 if plan.num_decode_rows == plan.num_rows == batch else 0
+    engine.settle(batch, context, shared, WARM_STEPS + 3 * steps + 64, WARM_STEPS)
     engine.times.clear()
     synchronize()
     begin = time.perf_counter()
@@ -192,9 +99,7 @@ def decode(engine: Engine, batch: int, context: int, steps: int, shared: int) ->
     found, counted = kernels(work)
     report(f"decode, batch {batch}, context {context}, shared {shared}", found, counted, wall_us)
     host(times)
-    for request_id in range(engine._last_id - batch + 1, engine._last_id + 1):
-        engine.loop.core.abort(request_id)
-    engine.drain()
+    engine.abandon(batch)
 
 
 def prefill(engine: Engine, tokens: int) -> None:
@@ -231,12 +136,8 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, nargs="*", default=[])
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=JSON", help="other settings of the engine")
     options = parser.parse_args()
-    values: dict[str, Any] = {"max_num_seqs": 256, "max_model_len": 9000, "load_format": "dummy", "dtype": "bfloat16"}
-    for item in options.set:
-        name, _, value = item.partition("=")
-        values[name] = msgspec.json.decode(value)
     start_profiler()
-    engine = Engine(EngineConfig.of(model=options.model, device=DEVICE, **values))
+    engine = Engine(settings(options.model, options.set))
     for batch in options.batch:
         decode(engine, batch, options.context, options.steps, options.shared)
     for tokens in options.prefill:

@@ -2,14 +2,18 @@
 
     python benches/gpu/run.py --model benches/shapes/qwen3-0.6b --out DIR --runs 3
 
-Writes a JSON report a bench into DIR, as `octavo bench NAME --json` prints it, and a table on standard output.
+Writes a JSON report a bench into DIR, as `octavo bench NAME --json` prints it, and a table on standard output. The
+reports' machine also says how fast and hot each GPU was before and after.
 `--start-runs 0` leaves `start` out.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +34,9 @@ SHARED_ENGINE: dict[str, EngineBench] = {
     "shared": throughput.shared,
     "offline": throughput.offline,
 }
+
+GPU_STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "pstate")
+TOOL_TIMEOUT_S = 30.0
 
 
 def arguments() -> argparse.Namespace:
@@ -61,6 +68,29 @@ def settings(options: argparse.Namespace) -> EngineConfig:
     return EngineConfig.of(model=options.model, **values)
 
 
+def gpu_state() -> list[dict[str, str]]:
+    """Clocks, power and temperature of each GPU now, as NVIDIA's tool tells them; nothing where there is none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, f"--query-gpu={','.join(GPU_STATE)}", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if told.returncode != 0:
+        return []
+    return [dict(zip(GPU_STATE, line.split(", "), strict=False)) for line in told.stdout.strip().splitlines()]
+
+
+def watched(report: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A report whose machine says how its GPUs were before and after."""
+    before = gpu_state()
+    made = report()
+    made["machine"]["gpu_state"] = {"before": before, "after": gpu_state()}
+    return made
+
+
 def measured(name: str, config: EngineConfig, run: Callable[[], Results]) -> dict[str, Any]:
     """A report of a bench on an engine that is loaded already."""
     where = machine()
@@ -80,14 +110,15 @@ def reports(options: argparse.Namespace, config: EngineConfig) -> Iterator[dict[
     bench_options = BenchOptions(runs=options.runs, batch=tuple(options.batch))
     if options.start_runs and (not options.only or "start" in options.only):
         # First: later this process holds the device's memory.
-        yield run_bench("start", config, BenchOptions(runs=options.start_runs))
+        yield watched(lambda: run_bench("start", config, BenchOptions(runs=options.start_runs)))
     wanted = [name for name in SHARED_ENGINE if not options.only or name in options.only]
     if wanted:
         begin = time.perf_counter()
         with offline_engine(config) as engine:
             print(f"loaded and warmed up in {time.perf_counter() - begin:.1f} s", flush=True)
             for name in wanted:
-                yield measured(name, config, lambda name=name: SHARED_ENGINE[name].on(engine, bench_options))
+                run = functools.partial(SHARED_ENGINE[name].on, engine, bench_options)
+                yield watched(functools.partial(measured, name, config, run))
 
 
 def show(report: dict[str, Any], seconds: float) -> None:

@@ -1,0 +1,176 @@
+"""One step's decoder and head launched again and again, with parts left out or launched otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from octavo.kernels import launch, linear
+from octavo.kernels.attention_work import plan_attention
+from octavo.kernels.linear_tables import SkinnyTile, SlabTile
+from octavo.runner.warm import KernelCompiler
+
+__all__ = ["Products", "Replay", "compiled", "nothing", "replaced", "without_overlap"]
+
+_THREADS = 14
+_REPEATS = 10
+_WARM_REPLAYS = 2
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Replay:
+    """The launches of the step that an engine took last, from attention's plan to the logits.
+
+    All of them can be repeated: the plan stays on the device, and the cache gets the same keys and values again.
+
+    Args:
+        runner: a `CudaRunner` whose steps are over.
+        plan: of its last step.
+
+    Attributes:
+        size: of the step's graph.
+        decoder: the runner's.
+        inputs: the step's.
+        cache: the runner's.
+        works: attention's lists, by window.
+    """
+
+    def __init__(self, runner: Any, plan: Any) -> None:
+        step = runner._step
+        kind = "mixed" if plan.num_rows > plan.num_decode_rows else "grouped" if plan.num_groups else "decode"
+        fitting = [
+            size
+            for size in step._inputs
+            if size.kind == kind and size.tokens >= plan.num_tokens and size.samples >= plan.num_logits
+        ]
+        self.size = min(fitting, key=lambda size: (size.tokens, size.samples))
+        self.decoder = step._decoder
+        self.inputs = step._inputs[self.size]
+        self.cache = step._cache
+        self.works = step._works
+        self._rows = min(self.size.tokens, step._max_num_seqs)
+        self._stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+
+    def __call__(self) -> None:
+        """Launch it on the current stream."""
+        inputs, kind = self.inputs, self.size.kind
+        for work in self.works.values():
+            plan_attention(
+                inputs.counts,
+                inputs.rows,
+                inputs.query_start,
+                inputs.seq_lens,
+                inputs.group_rows,
+                inputs.group_starts,
+                inputs.group_blocks,
+                work,
+                rows=self._rows,
+                grouped=kind == "grouped",
+                mixed=kind == "mixed",
+            )
+        self.decoder.forward(inputs, self.cache)
+        self.decoder.compute_logits(inputs.logits_rows if kind == "mixed" else None)
+
+    def compile(self) -> None:
+        """Compile in threads what it launches."""
+        KernelCompiler(self, torch.cuda.current_device()).wait()
+
+    def time(self, repeats: int = _REPEATS) -> float:
+        """Microseconds of a replay of its graph, the median."""
+        with torch.cuda.stream(self._stream):
+            # Loads what is new.
+            self()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(capture_error_mode="relaxed")
+            try:
+                self()
+            finally:
+                graph.capture_end()
+            for _ in range(_WARM_REPLAYS):
+                graph.replay()
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+            events[0].record()
+            for event in events[1:]:
+                graph.replay()
+                event.record()
+            torch.cuda.synchronize()
+        times = sorted(begin.elapsed_time(end) for begin, end in itertools.pairwise(events))
+        return 1e3 * times[len(times) // 2]
+
+
+class Products:
+    """Which product of ours or of cuBLAS computes what, by (N, K, whether two products are gated), where it is forced.
+
+    Attributes:
+        forced: what to take; None for cuBLAS. What it lacks is as the tables say.
+    """
+
+    def __init__(self) -> None:
+        self.forced: dict[tuple[int, int, bool], SkinnyTile | SlabTile | None] = {}
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Have dense layers ask this."""
+        slab_table, skinny_table = linear.slab_tile, linear.skinny_tile
+
+        def slab(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: bool) -> SlabTile | None:
+            if (n, k, gated) in self.forced:
+                forced = self.forced[n, k, gated]
+                return forced if isinstance(forced, SlabTile) else None
+            return slab_table(capability, n, k, rows, gated=gated)
+
+        def skinny(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: bool) -> SkinnyTile | None:
+            if (n, k, gated) in self.forced:
+                forced = self.forced[n, k, gated]
+                return forced if isinstance(forced, SkinnyTile) else None
+            return skinny_table(capability, n, k, rows, gated=gated)
+
+        with replaced(linear, slab_tile=slab, skinny_tile=skinny):
+            yield
+
+
+def compiled(calls: Mapping[Key, Callable[[], object]]) -> set[Key]:
+    """Compile in threads what some calls launch.
+
+    Returns:
+        The calls' names, without those of what cannot be compiled.
+    """
+
+    def attempt(call: Callable[[], object]) -> bool:
+        try:
+            with launch.compile_only():
+                call()
+        except Exception:
+            return False
+        return True
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return {name for name, good in zip(calls, threads.map(attempt, calls.values()), strict=True) if good}
+
+
+def nothing(*_arguments: Any, **_options: Any) -> None:
+    """Stands for a launch that is left out."""
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Give a class or module other attributes for a while."""
+    before = {name: getattr(owner, name) for name in attributes}
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def without_overlap() -> contextlib.AbstractContextManager[None]:
+    """Have every kernel start when the one before has ended."""
+    return replaced(launch, overlaps=lambda: False)
