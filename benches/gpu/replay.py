@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 from octavo.kernels import launch, linear
-from octavo.kernels.attention_work import plan_attention
 from octavo.kernels.linear_tables import SkinnyTile, SlabTile
+from octavo.layers.cuda_inputs import has_groups, has_prompts
 from octavo.runner.warm import KernelCompiler
 
 __all__ = ["Products", "Replay", "compiled", "nothing", "replaced", "without_overlap"]
@@ -42,39 +42,26 @@ class Replay:
 
     def __init__(self, runner: Any, plan: Any) -> None:
         step = runner._step
-        kind = "mixed" if plan.num_rows > plan.num_decode_rows else "grouped" if plan.num_groups else "decode"
+        prompts, groups = plan.num_rows > plan.num_decode_rows, plan.num_groups > 0
         fitting = [
             size
             for size in step._inputs
-            if size.kind == kind and size.tokens >= plan.num_tokens and size.samples >= plan.num_logits
+            if has_prompts(size.kind) == prompts
+            and has_groups(size.kind) == groups
+            and size.tokens >= plan.num_tokens
+            and size.samples >= plan.num_logits
         ]
         self.size = min(fitting, key=lambda size: (size.tokens, size.samples))
         self.decoder = step._decoder
-        self.inputs = step._inputs[self.size]
+        self.inputs = step.inputs(self.size)
         self.cache = step._cache
         self.works = step._works
-        self._rows = min(self.size.tokens, step._max_num_seqs)
+        self._step = step
         self._stream = torch.cuda.Stream() if torch.cuda.is_available() else None
 
     def __call__(self) -> None:
         """Launch it on the current stream."""
-        inputs, kind = self.inputs, self.size.kind
-        for work in self.works.values():
-            plan_attention(
-                inputs.counts,
-                inputs.rows,
-                inputs.query_start,
-                inputs.seq_lens,
-                inputs.group_rows,
-                inputs.group_starts,
-                inputs.group_blocks,
-                work,
-                rows=self._rows,
-                grouped=kind == "grouped",
-                mixed=kind == "mixed",
-            )
-        self.decoder.forward(inputs, self.cache)
-        self.decoder.compute_logits(inputs.logits_rows if kind == "mixed" else None)
+        self._step.compute(self.size)
 
     def compile(self) -> None:
         """Compile in threads what it launches."""

@@ -26,6 +26,7 @@ from octavo.kernels.linear import Dense
 from octavo.kernels.linear_skinny import skinny_gated, skinny_product
 from octavo.kernels.linear_slab import slab_gated, slab_product
 from octavo.kernels.linear_tables import MAX_SKINNY_ROWS, SkinnyTile, SlabTile, skinny_tile, slab_tile
+from octavo.layers.cuda_inputs import has_groups, has_prompts
 from replay import Products, Replay, compiled, nothing, replaced, without_overlap
 from step_engine import DEVICE, Engine, settings, synchronize
 
@@ -56,7 +57,6 @@ SHARED_BYTES = 220_000
 
 DECODE_CONFIGS = (
     DecodeConfig(4, 3, 2),
-    DecodeConfig(4, 3, 2, merging=True),
     DecodeConfig(4, 3, 3, 160),
     DecodeConfig(4, 2, 4, 128),
     DecodeConfig(2, 3, 3),
@@ -103,14 +103,14 @@ def ablations(replay: Replay) -> Iterator[tuple[str, AbstractContextManager[None
     yield "norms", replaced(operations, norm=nothing, add_norm=nothing)
     yield "rotary and cache", replaced(operations, rope_and_cache=nothing)
     yield "attention", replaced(operations, attention=nothing)
-    if replay.size.kind == "mixed":
+    if has_prompts(replay.size.kind):
         yield "activation", replaced(linear, act_and_mul=nothing)
         # The activation is a kernel of its own there, and stays.
         yield "products", replaced(Dense, forward=nothing)
     else:
         yield "merge", replaced(attention_decode, launch_merge=nothing)
         yield "products", replaced(Dense, forward=nothing, gated=nothing)
-    if replay.size.kind == "grouped":
+    if has_groups(replay.size.kind):
         yield "shared prefixes", replaced(attention_decode, launch_group=nothing)
     yield "last layer's MLP and head", replaced(decoder, compute_logits=nothing)
 
@@ -296,9 +296,9 @@ def tune_product(replay: Replay, products: Products, product: Product, tiles: Se
 
 
 def described(config: DecodeConfig) -> str:
-    """Such as `4,3,2` (warps, stages, programs), with registers and whether it merges."""
+    """Such as `4,3,2` (warps, stages, programs), with registers where they are bounded."""
     text = f"{config.num_warps},{config.num_stages},{config.programs}"
-    return text + (f",r{config.registers}" if config.registers else "") + (",merging" if config.merging else "")
+    return text + (f",r{config.registers}" if config.registers else "")
 
 
 def tune_attention(replay: Replay, whole: float) -> None:
@@ -325,7 +325,7 @@ def tune_attention(replay: Replay, whole: float) -> None:
             times.append((described(config), timed(replay)))
     now = described(decode_config(work.capability, shape, tokens))
     print(f"  decode attention, now {now} {whole:.0f}:  {ranked(times, whole)}", flush=True)
-    if replay.size.kind != "grouped" or not work.members:
+    if not has_groups(replay.size.kind) or not work.members:
         return
     good = compiled({config: functools.partial(group, config) for config in GROUP_CONFIGS})
     times = []

@@ -80,29 +80,9 @@ class CudaStep:
 
     def __call__(self, size: StepSize) -> None:
         """Launch the next step, which is no larger than `size`, on the current stream."""
-        inputs = self._inputs.get(size)
-        tokens, rows = size.tokens, min(size.tokens, self._max_num_seqs)
-        state, samples = self._state, self._samples
-        if inputs is None:
-            inputs = self._inputs[size] = CudaStepInputs.of(size, state, self.layout, self._works, rows=rows)
-        take_plan(self.arenas, self.layout, state, tokens=tokens, rows=rows)
-        for work in self._works.values():
-            plan_attention(
-                inputs.counts,
-                inputs.rows,
-                inputs.query_start,
-                inputs.seq_lens,
-                inputs.group_rows,
-                inputs.group_starts,
-                inputs.group_blocks,
-                work,
-                rows=rows,
-                grouped=has_groups(size.kind),
-                mixed=has_prompts(size.kind),
-            )
-        self._decoder.forward(inputs, self._cache)
-        # A decode row is one token and one sample.
-        logits = self._decoder.compute_logits(inputs.logits_rows if has_prompts(size.kind) else None)
+        inputs, state, samples = self.inputs(size), self._state, self._samples
+        take_plan(self.arenas, self.layout, state, tokens=size.tokens, rows=inputs.num_rows)
+        logits = self.compute(size)
         sample(
             logits,
             inputs.counts,
@@ -122,6 +102,40 @@ class CudaStep:
             rows=size.samples,
         )
         publish(state, inputs.counts, inputs.logits_slots, samples, self.ring)
+
+    def compute(self, size: StepSize) -> Tensor:
+        """Launch all from attention's plan to the logits, for the step that was taken in last.
+
+        Returns:
+            float32 [samples, vocab_size], overwritten by the next step.
+        """
+        inputs = self.inputs(size)
+        for work in self._works.values():
+            plan_attention(
+                inputs.counts,
+                inputs.rows,
+                inputs.query_start,
+                inputs.seq_lens,
+                inputs.group_rows,
+                inputs.group_starts,
+                inputs.group_blocks,
+                work,
+                rows=inputs.num_rows,
+                grouped=has_groups(size.kind),
+                mixed=has_prompts(size.kind),
+            )
+        self._decoder.forward(inputs, self._cache)
+        # A decode row is one token and one sample.
+        logits: Tensor = self._decoder.compute_logits(inputs.logits_rows if has_prompts(size.kind) else None)
+        return logits
+
+    def inputs(self, size: StepSize) -> CudaStepInputs:
+        """What steps of a size read: views of the plan where it lies on the device."""
+        inputs = self._inputs.get(size)
+        if inputs is None:
+            rows = min(size.tokens, self._max_num_seqs)
+            inputs = self._inputs[size] = CudaStepInputs.of(size, self._state, self.layout, self._works, rows=rows)
+        return inputs
 
     def count_history(self, tokens: Tensor, slot: int, prompt_length: int) -> None:
         """Launch the counting of a sequence's tokens for its penalties; as `kernels.step.count_history`."""
