@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,15 @@ def test_a_gpu_gives_all_of_its_share_to_the_cache() -> None:
     assert made.max_num_batched_tokens == 8192
     assert made.head_rows == 256
     assert "kernels, graphs and libraries" in made.render()
+    assert made.scratch_bytes == 512 * MIB
+    assert re.search(r"^  scratch +512\.0 MiB  attention and sampling$", made.render(), re.MULTILINE)
     assert gpu_plan(40 * GIB, kv_cache_memory=GIB).kv_bytes <= GIB
+
+
+def test_large_scratch_comes_with_its_remedy() -> None:
+    made = gpu_plan(5 * GIB)
+    assert re.search(r"^  scratch .*; lower max_num_seqs or max_model_len for less$", made.render(), re.MULTILINE)
+    assert "scratch" not in plan().render()
 
 
 def test_an_8_bit_cache_holds_twice_as_much() -> None:

@@ -75,6 +75,7 @@ class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
         process: of what that is, in words.
         weights_bytes: weights and the rotary table.
         workspace_bytes: activations, logits and scratch of the largest step.
+        scratch_bytes: of that, what attention and sampling keep for themselves.
         state_bytes: block tables, plan arenas, sampling state; penalty counts as if every sequence had penalties.
         block_bytes: one block of the KV cache, all layers.
         block_size: tokens a block.
@@ -104,6 +105,7 @@ class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     head_rows: int
+    scratch_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -128,13 +130,22 @@ class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
             length += f" (the model allows {self.model_len_limit:,})"
         rows = [
             ("weights", self.weights_bytes, self.dtype),
-            ("activations", self.workspace_bytes, f"{self.max_num_batched_tokens:,} tokens a step"),
+            (
+                "activations",
+                self.workspace_bytes - self.scratch_bytes,
+                f"{self.max_num_batched_tokens:,} tokens a step",
+            ),
             ("KV cache", self.kv_bytes, f"{self.num_blocks:,} blocks of {self.block_size}: {tokens:,} tokens"),
             ("step state", self.state_bytes, f"{self.max_num_seqs:,} sequences"),
             ("process", self.process_bytes, self.process),
             ("total", self.total_bytes, f"of {format_bytes(self.usable_bytes)} usable"),
             ("free now", self.free_bytes, ""),
         ]
+        if self.scratch_bytes:
+            note = "attention and sampling"
+            if self.scratch_bytes > self.usable_bytes // 10:
+                note += "; lower max_num_seqs or max_model_len for less"
+            rows.insert(2, ("scratch", self.scratch_bytes, note))
         lines = [f"{self.model}: {length}"]
         lines += [f"  {label:<12}{format_bytes(size):>10}  {note}".rstrip() for label, size, note in rows]
         return "\n".join(lines)
@@ -230,7 +241,7 @@ def _divide(
     itemsize = ITEM_SIZES[dtype]
     max_tokens = config.batched_tokens(needs.device)
     rows = needs.head_rows(spec.vocab_size)
-    workspace = spec.workspace_bytes(max_tokens, needs.mlp_rows, rows, itemsize) + needs.work_bytes(length)
+    scratch = needs.work_bytes(length)
     plan = MemoryPlan(
         model=name,
         device=needs.device,
@@ -240,7 +251,7 @@ def _divide(
         process_bytes=needs.process_bytes,
         process=needs.process,
         weights_bytes=spec.num_parameters() * itemsize + length * spec.rotary.dim * 4,
-        workspace_bytes=workspace,
+        workspace_bytes=spec.workspace_bytes(max_tokens, needs.mlp_rows, rows, itemsize) + scratch,
         state_bytes=_state_bytes(config, spec, length, max_tokens),
         block_bytes=config.block_size * spec.kv_bytes_per_token(needs.kv_itemsize or itemsize),
         block_size=config.block_size,
@@ -250,6 +261,7 @@ def _divide(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_tokens,
         head_rows=rows,
+        scratch_bytes=scratch,
     )
     return msgspec.structs.replace(plan, num_blocks=_num_blocks(config, plan, needs.default_kv_bytes))
 
