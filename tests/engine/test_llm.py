@@ -108,6 +108,14 @@ def test_a_failed_engine_says_so_from_then_on(make_llm: MakeLLM) -> None:
         llm.generate([1], GREEDY)
 
 
+def test_an_engine_in_this_process_puts_settings_back_once() -> None:
+    restored: list[int] = []
+    backend = LocalBackend(*load(fake_config("fake"), lambda *_: None), lambda: restored.append(1))
+    backend.close()
+    backend.close()
+    assert restored == [1]
+
+
 def test_a_closed_engine_refuses(make_llm: MakeLLM) -> None:
     with make_llm() as llm:
         llm.generate([1], GREEDY)

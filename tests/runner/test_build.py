@@ -12,7 +12,7 @@ from octavo import _core
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, ModelError, ModelNotFound, NotEnoughMemory, UnsupportedModel
 from octavo.loading.resolve import resolve_model
-from octavo.runner import build_runner, plan_model
+from octavo.runner import build_runner, device, plan_model
 
 RAW = {
     "architectures": ["LlamaForCausalLM"],
@@ -94,6 +94,14 @@ def test_an_8_bit_cache_is_refused(tmp_path: Path) -> None:
         build(config_folder(tmp_path), device="cpu", kv_cache_dtype="fp8")
 
 
+def test_an_8_bit_cache_is_refused_with_the_reason_why_there_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "_ROOT", tmp_path)
+    with pytest.raises(ConfigError, match=r"use `auto` \(no GPU is used: there is no NVIDIA driver here"):
+        build(config_folder(tmp_path), device="auto", kv_cache_dtype="fp8")
+
+
 def test_unknown_architectures_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="'BloomForCausalLM' is not supported"):
         build(config_folder(tmp_path, architectures=["BloomForCausalLM"]))
@@ -146,6 +154,7 @@ def test_closing_gives_the_memory_back(tmp_path: Path) -> None:
 
     runner, _ = build(config_folder(tmp_path))
     cache = weakref.ref(runner._cache)
+    runner.close()
     runner.close()
     gc.collect()
     assert cache() is None

@@ -14,7 +14,7 @@ from octavo import _core
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.runner import device
-from octavo.runner.device import find_gpu, resolve_device, resolve_dtype
+from octavo.runner.device import find_gpu, resolve_device, resolve_dtype, why_cpu
 
 
 def config(**settings: Any) -> EngineConfig:
@@ -54,7 +54,10 @@ def test_a_gpu_is_taken_where_there_is_one(machine: Any) -> None:
         ({"driver": False}, r"there is no NVIDIA driver here; install one, .*or use `cpu`"),
         ({"cuda": None}, r"torch \S+ is built without CUDA; install torch's CUDA build, or use `cpu`"),
         ({"usable": False}, r"finds no GPU: CUDA_VISIBLE_DEVICES hides it, or the driver is too old for CUDA 13.0"),
-        ({"capability": (7, 5)}, r"NVIDIA Test has compute capability 7\.5, and 8\.0 is the least .*; use `cpu`"),
+        (
+            {"capability": (7, 5)},
+            r"NVIDIA Test has compute capability 7\.5, and 8\.0 is the least; take a later GPU .*, or use `cpu`",
+        ),
     ],
 )
 def test_why_there_is_none(machine: Any, looks: dict[str, Any], reason: str) -> None:
@@ -62,6 +65,20 @@ def test_why_there_is_none(machine: Any, looks: dict[str, Any], reason: str) -> 
     assert resolve_device(config()) == "cpu"
     with pytest.raises(ConfigError, match=f"^device: `cuda` cannot be used: .*{reason}"):
         resolve_device(config(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("looks", "reason"),
+    [({"driver": False}, "there is no NVIDIA driver here"), ({"cuda": None}, "is built without CUDA; install")],
+)
+def test_a_refusal_of_the_cpu_says_why_there_is_no_gpu(machine: Any, looks: dict[str, Any], reason: str) -> None:
+    machine(**looks)
+    with pytest.raises(ConfigError, match=rf"use `bfloat16` or `float32` \(no GPU is used: .*{reason}"):
+        resolve_dtype(config(dtype="float16"), "cpu")
+    with pytest.raises(ConfigError, match=r"use `bfloat16` or `float32`$"):
+        resolve_dtype(config(dtype="float16", device="cpu"), "cpu")
+    assert reason in why_cpu(config())
+    assert why_cpu(config(device="cpu")) == ""
 
 
 def test_a_gpu_that_cannot_be_reached(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,9 @@ class LocalBackend:
     def close(self) -> None:
         """Give the device's memory back."""
         self._loop.close()
-        self._restore()
+        # Once: what was changed since is another's.
+        restore, self._restore = self._restore, lambda: None
+        restore()
 
 
 class WorkerBackend:

@@ -14,7 +14,7 @@ from octavo.layers.cpu import MLP_ROWS, check_kernels
 from octavo.loading.config import ModelConfig, load_model_config
 from octavo.loading.progress import Progress
 from octavo.models.registry import decoder_spec
-from octavo.runner.device import find_gpu, resolve_device, resolve_dtype
+from octavo.runner.device import find_gpu, resolve_device, resolve_dtype, why_cpu
 from octavo.runner.host import free_memory
 from octavo.runner.interface import ModelInfo, Runner
 from octavo.runner.memory import MemoryPlan, cpu_needs, plan_memory
@@ -46,7 +46,9 @@ def _plan(config: EngineConfig, source: ModelSource, spec: DecoderSpec) -> Memor
         needs, free_bytes = cuda_needs(config, spec), find_gpu().free_bytes
     else:
         if config.kv_cache_dtype != "auto":
-            raise ConfigError(f"kv_cache_dtype: `{config.kv_cache_dtype}` is not supported on a CPU; use `auto`")
+            raise ConfigError(
+                f"kv_cache_dtype: `{config.kv_cache_dtype}` is not supported on a CPU; use `auto`{why_cpu(config)}"
+            )
         check_kernels(spec)
         needs, free_bytes = cpu_needs(MLP_ROWS, config.max_num_seqs), free_memory()
     return plan_memory(config, spec, name=source.name, dtype=dtype, free_bytes=free_bytes, needs=needs)

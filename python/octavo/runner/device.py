@@ -15,7 +15,7 @@ from octavo.runner.early import EarlyContext
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
 
-__all__ = ["Gpu", "find_gpu", "resolve_device", "resolve_dtype"]
+__all__ = ["Gpu", "find_gpu", "resolve_device", "resolve_dtype", "why_cpu"]
 
 _LOG = logging.getLogger(__name__)
 _ROOT = Path("/")
@@ -57,7 +57,7 @@ def resolve_device(config: EngineConfig) -> str:
     if reason is None:
         return "cuda"
     if config.device == "cuda":
-        raise ConfigError(f"device: `cuda` cannot be used: {reason}")
+        raise ConfigError(f"device: `cuda` cannot be used: {reason}, or use `cpu`")
     if reason != _NO_DRIVER:
         _LOG.warning("running on the CPU: %s", reason)
     return "cpu"
@@ -76,8 +76,14 @@ def resolve_dtype(config: EngineConfig, device: str) -> str:
     if config.dtype == "auto":
         return "bfloat16" if _core.cpu_info()["bf16_native"] else "float32"
     if config.dtype == "float16":
-        raise ConfigError("dtype: `float16` is not supported on a CPU; use `bfloat16` or `float32`")
+        raise ConfigError(f"dtype: `float16` is not supported on a CPU; use `bfloat16` or `float32`{why_cpu(config)}")
     return config.dtype
+
+
+def why_cpu(config: EngineConfig) -> str:
+    """What a refusal of the CPU adds where `auto` chose it: why there is no GPU, in brackets; else nothing."""
+    reason = _what_is_missing() if config.device == "auto" else None
+    return "" if reason is None else f" (no GPU is used: {reason})"
 
 
 def find_gpu() -> Gpu:
@@ -97,13 +103,11 @@ def find_gpu() -> Gpu:
     return Gpu(index, torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index), free, total)
 
 
-_NO_DRIVER = (
-    "there is no NVIDIA driver here; install one, give the container the GPU (docker run --gpus all), or use `cpu`"
-)
+_NO_DRIVER = "there is no NVIDIA driver here; install one, or give the container the GPU (docker run --gpus all)"
 
 
 def _what_is_missing() -> str | None:
-    """Why no GPU can be used; None where one can."""
+    """Why no GPU can be used, and the remedy; None where one can."""
     if not any((_ROOT / name).exists() for name in _DRIVER_FILES):
         return _NO_DRIVER
     # Read when torch is loaded, and so without the warning that choosing the library later prints.
@@ -113,18 +117,18 @@ def _what_is_missing() -> str | None:
 
     context.wait()
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built without CUDA; install torch's CUDA build, or use `cpu`"
+        return f"torch {torch.__version__} is built without CUDA; install torch's CUDA build"
     if not torch.cuda.is_available():
         return (
             f"torch {torch.__version__} finds no GPU: CUDA_VISIBLE_DEVICES hides it, or the driver is too old for CUDA "
-            f"{torch.version.cuda}; see `nvidia-smi`, or use `cpu`"
+            f"{torch.version.cuda}; see `nvidia-smi`"
         )
     capability = torch.cuda.get_device_capability()
     if capability < _MIN_CAPABILITY:
         return (
             f"{torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}, and 8.0 is the "
-            "least (A100, A10, L4, RTX 30 and later); use `cpu`"
+            "least; take a later GPU (A100, A10, L4, RTX 30 and so on)"
         )
     if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed; install it, or use `cpu`"
+        return "the package triton is not installed; install it"
     return None

@@ -119,5 +119,5 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the device's memory back; no step may follow."""
+        """Give the device's memory back; no step may follow. Idempotent."""
         ...

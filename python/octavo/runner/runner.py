@@ -55,6 +55,7 @@ class ModelRunner:
         self._sampler = sampler
         self._max_num_seqs = max_num_seqs
         self._state: HostState | None = None
+        self._closed = False
 
     def attach(self, core: Core) -> None:
         """As `Runner.attach`."""
@@ -81,7 +82,10 @@ class ModelRunner:
         return StepHandle(self._sample(plan, arena, state))
 
     def close(self) -> None:
-        """Let go of the model and its memory; the arenas stay, as the core may still look at them."""
+        """Let go of the model and its memory; the arenas stay, as the core may still look at them. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         self._state = None
         self._cache.close()
         del self._decoder, self._cache, self._sampler
