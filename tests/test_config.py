@@ -26,6 +26,7 @@ def test_defaults() -> None:
         ("load_format", "pickle"),
         ("scheduling_policy", "random"),
         ("max_model_len", 0),
+        ("max_model_len", 1),
         ("max_num_seqs", 0),
         ("max_num_seqs", -1),
         ("max_num_batched_tokens", 0),

@@ -41,8 +41,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
             float32.
         device: `auto`, `cpu` or `cuda`.
         load_format: `auto`, or `dummy` for random weights from a `config.json` alone.
-        max_model_len: tokens of prompt and output together; the model's own limit when None, less where the KV cache
-            cannot hold one such sequence.
+        max_model_len: tokens of prompt and output together, at least 2; the model's own limit when None, less where
+            the KV cache cannot hold one such sequence.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens computed in one step, at most; when None 2048 on a CPU and 8192 on a GPU, and
             never fewer than sequences that run at once.
@@ -50,7 +50,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
         kv_cache_dtype: `auto`, as the activations; or `fp8` (e4m3), on a GPU: half the memory, and a little less exact.
         num_blocks: blocks of the KV cache; planned from the memory when None.
         gpu_memory_utilization: share of the device's *free* memory that weights, activations and KV cache may take.
-        kv_cache_memory: bytes of KV cache; overrides the share. When None, on a CPU 1 GiB or what is free, on a GPU all
+        kv_cache_memory: bytes of KV cache, within the share. When None, on a CPU 1 GiB or what is free, on a GPU all
             that the share leaves.
         scheduling_policy: `fcfs` or `priority` (lower numbers first).
         enable_prefix_caching: reuse the blocks of equal prefixes.
@@ -117,7 +117,12 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
             value = getattr(self, name)
             if value is not None and value >= 1 << 62:
                 raise ConfigError(f"{name}: {value} is too large; use a smaller number")
-        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("block_size", 16)):
+        for name, low in (
+            ("max_model_len", 2),
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("block_size", 16),
+        ):
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name}: {value} is too small; use {low} or more")
@@ -128,7 +133,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_num_seqs "
                 f"({self.max_num_seqs}), so a step could not hold one token of each; raise the one or lower the other"
             )
-        for name in ("max_model_len", "num_blocks", "kv_cache_memory", "num_threads"):
+        for name in ("num_blocks", "kv_cache_memory", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}: {value} is not positive; leave it out to let Octavo choose")

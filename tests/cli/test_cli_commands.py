@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from cli_fakes import CommandEngine
 from octavo.cli import main
+from octavo.cli.options import parse_bytes
 from octavo.engine import async_engine
 
 FAKES = str(Path(__file__).with_name("cli_fakes.py"))
@@ -69,6 +70,34 @@ def test_version_and_help() -> None:
     for command in ("serve", "run", "chat", "plan", "bench"):
         assert re.search(rf"^  {command} ", done.stdout, re.MULTILINE)
     assert "--max-num-batched-tokens" in octavo("serve", "--help").stdout
+
+
+def test_help_of_bench_names_the_workloads() -> None:
+    from octavo.bench.command import BENCHES
+
+    text = " ".join(octavo("bench", "--help").stdout.split())
+    *first, last = BENCHES
+    assert f"{', '.join(first)} or {last};" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("1TiB", 1 << 40),
+        ("1.5 TiB", 3 << 39),
+        ("2T", 2 * 10**12),
+        ("2tb", 2 * 10**12),
+        ("8G", 8 * 10**9),
+        ("8GiB", 8 << 30),
+        ("3M", 3 * 10**6),
+        ("512MiB", 512 << 20),
+        ("5K", 5000),
+        ("5KiB", 5 << 10),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text, "kv_cache_memory") == size
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -30,6 +30,11 @@ TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest 
 SamplingSeed = Annotated[int | None, typer.Option("--sampling-seed", help="Makes the answer reproducible.")]
 System = Annotated[str | None, typer.Option("--system", help="The system message.")]
 
+_BENCH_HELP = (
+    "The workload: offline, latency, prefill, shared, short, start, step, serve, memory, W1, W2, W3 or W4; "
+    "`octavo bench list` says what each measures."
+)
+
 
 def _print_version(asked: bool) -> None:
     if asked:
@@ -144,7 +149,7 @@ def plan(
 @app.command()
 @engine_options
 def bench(
-    name: Annotated[str, typer.Argument(help="The workload; `octavo bench list` names them.")],
+    name: Annotated[str, typer.Argument(help=_BENCH_HELP)],
     config: EngineConfig,
     model: Annotated[str, typer.Option("--model", help="As for `serve`.")] = "demo",
     runs: Annotated[int, typer.Option("--runs", min=1, help="Repeats; the medians are reported.")] = 3,

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["config_arguments", "engine_options", "parse_bytes"]
 
 _PANEL = "Engine"
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_UNITS = {"": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}i": 1024**_power}
 
 
 def _option(kind: Any, default: Any, *names: str, text: str) -> inspect.Parameter:
@@ -36,16 +38,21 @@ _OPTIONS = (
     _option(str, "auto", "--load-format", text="auto, or dummy: random weights from a config.json alone."),
     _option(int | None, None, "--max-model-len", text="Tokens of prompt and output together."),
     _option(int, 256, "--max-num-seqs", text="Sequences that run at once."),
-    _option(int | None, None, "--max-num-batched-tokens", text="Tokens computed in one step, at most."),
+    _option(
+        int | None,
+        None,
+        "--max-num-batched-tokens",
+        text="Tokens computed in one step, at most; 2048 on a CPU and 8192 on a GPU when left out.",
+    ),
     _option(int, 16, "--block-size", text="Tokens a KV block; a multiple of 16."),
     _option(str, "auto", "--kv-cache-dtype", text="auto: as the activations; fp8: half the memory (GPU only)."),
     _option(int | None, None, "--num-gpu-blocks-override", text="Blocks of the KV cache; planned when left out."),
-    _option(float, 0.9, "--gpu-memory-utilization", text="Share of the device's free memory to take."),
+    _option(float, 0.9, "--gpu-memory-utilization", text="Share of the device's free memory to take, at most."),
     _option(
         str | None,
         None,
         "--kv-cache-memory",
-        text="Size of the KV cache: bytes, or such as 512MiB; overrides the share.",
+        text="Size of the KV cache: bytes, or such as 512MiB; within the share.",
     ),
     _option(str, "fcfs", "--scheduling-policy", text="fcfs or priority."),
     _option(
