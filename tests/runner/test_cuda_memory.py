@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from octavo._core import Core
 from octavo.config import EngineConfig
+from octavo.errors import ConfigError, NotEnoughMemory
 from octavo.kernels.step import PlanLayout
 from octavo.layers.dummy import DummyWeights
 from octavo.layers.spec import DecoderSpec, RotarySpec
-from octavo.runner.cuda_build import cuda_needs, make_step
+from octavo.runner import cuda_build
+from octavo.runner.cuda_build import RESERVE_BYTES, cuda_needs, make_step
+from octavo.runner.device import Gpu
 from octavo.runner.memory import plan_memory
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -95,3 +100,63 @@ def test_the_plan_holds_what_is_allocated(shape: dict[str, Any], changes: dict[s
     assert kv_bytes == plan.kv_bytes
     assert weights_bytes == pytest.approx(plan.weights_bytes, rel=0.001)
     assert planned - 8 * MIB < taken < planned + 8 * MIB, plan.render()
+
+
+def reserve(num_layers: int, **changes: Any) -> int:
+    spec = dataclasses.replace(make_spec(SHAPES["llama3-8b"]), num_layers=num_layers, windows=(0,) * num_layers)
+    return cuda_needs(EngineConfig(model="m", **changes), spec).process_bytes
+
+
+def test_graphs_of_many_sizes_and_layers_have_room() -> None:
+    assert [reserve(layers) for layers in (1, 28, 36, 64)] == [RESERVE_BYTES] * 4
+    by_layers = [reserve(layers, max_num_seqs=1024) for layers in (1, 32, 80, 126)]
+    assert by_layers == sorted(by_layers)
+    by_sizes = [reserve(126, max_num_seqs=rows, max_num_batched_tokens=32 * rows) for rows in (8, 64, 256, 1024)]
+    assert by_sizes == sorted(by_sizes)
+    assert by_layers[-1] > by_layers[0] == RESERVE_BYTES
+    assert by_sizes[-1] > by_sizes[0] == RESERVE_BYTES
+
+
+class Tensors:
+    """Stands in for a model's weights."""
+
+
+@pytest.mark.parametrize("where", ["loading", "compiling"])
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError("CUDA out of memory"), ConfigError("no compiler")])
+def test_a_build_that_fails_gives_its_memory_back(
+    where: str, fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the error, whose traceback leads through what was loaded, is still at hand."""
+    made: list[weakref.ref[Tensors]] = []
+    given_back: list[bool] = []
+    restored: list[bool] = []
+
+    class Compiler:
+        def __init__(self, _calls: Any, _device: int) -> None:
+            pass
+
+        def wait(self) -> None:
+            raise fault
+
+    def load(*_args: Any) -> Any:
+        tensors = Tensors()
+        made.append(weakref.ref(tensors))
+        if where == "loading":
+            raise fault
+        return lambda _layout: tensors, 1, 1
+
+    monkeypatch.setattr(cuda_build, "configure_cublas", lambda: lambda: restored.append(True))
+    monkeypatch.setattr(cuda_build, "find_gpu", lambda: Gpu(0, "NVIDIA Test", (9, 0), GIB, GIB))
+    monkeypatch.setattr(cuda_build, "MemoryMeter", lambda _device: None)
+    monkeypatch.setattr(cuda_build, "KernelCompiler", Compiler)
+    monkeypatch.setattr(cuda_build, "make_step", load)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(made[0]() is None))
+    spec = make_spec(SHAPES["llama3-8b"])
+    config = EngineConfig(model="m", max_model_len=9000)
+    plan = plan_memory(config, spec, name="m", dtype="bfloat16", free_bytes=60 * GIB, needs=cuda_needs(config, spec))
+    expected = NotEnoughMemory if isinstance(fault, torch.OutOfMemoryError) else ConfigError
+    nothing: Any = None
+    with pytest.raises(expected):
+        cuda_build.build_cuda_runner(config, spec, plan, nothing, nothing, None)
+    assert given_back[-1]
+    assert restored == [True]

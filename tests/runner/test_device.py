@@ -36,7 +36,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=None: "NVIDIA Test")
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (5, 9))
+        spare = [3]
+        monkeypatch.setattr(torch.cuda, "empty_cache", spare.clear)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (5 - sum(spare), 9))
 
     return make
 
@@ -45,6 +47,7 @@ def test_a_gpu_is_taken_where_there_is_one(machine: Any) -> None:
     machine()
     assert resolve_device(config()) == resolve_device(config(device="cuda")) == "cuda"
     assert resolve_device(config(device="cpu")) == "cpu"
+    # What torch keeps and nothing uses is free.
     assert find_gpu() == (0, "NVIDIA Test", (9, 0), 5, 9)
 
 

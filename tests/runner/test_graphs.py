@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from octavo.errors import EngineDead
 from octavo.layers.cuda_inputs import StepSize
-from octavo.runner.graphs import StepGraphs, bucket_table, buckets, samples_bound
+from octavo.runner.device import WHOLE_DEVICE
+from octavo.runner.graphs import StepGraphs, bucket_table, buckets, samples_bound, step_sizes
 
 
 def test_sizes() -> None:
@@ -35,6 +38,15 @@ def test_every_step_has_a_size(rows: int, tokens: int) -> None:
 @pytest.mark.parametrize(("count", "most", "bound"), [(0, 256, 8), (8, 256, 8), (9, 256, 256), (3, 4, 4), (1, 1, 1)])
 def test_few_samples_are_padded_to_few(count: int, most: int, bound: int) -> None:
     assert samples_bound(count, most) == bound
+
+
+def test_all_sizes_of_step() -> None:
+    decode = [("decode", n, n) for n in (1, 2, 3)] + [("grouped", n, n) for n in (1, 2, 3)]
+    prompts = [(kind, n, min(n, 3)) for kind in ("mixed", "mixed_grouped") for n in (1, 2, 3, 4, 8, 12)]
+    assert sorted(step_sizes(3, 12)) == sorted(decode + prompts)
+    # A few samples, and the most.
+    assert {size.samples for size in step_sizes(100, 1000) if size[:2] == ("mixed", 1000)} == {8, 100}
+    assert len(set(step_sizes(100, 1000))) == len(step_sizes(100, 1000))
 
 
 class Graph:
@@ -78,6 +90,31 @@ def test_the_first_step_of_a_kind_runs_and_later_ones_are_captured_once() -> Non
         ["begin relaxed", "end", "replay", "replay"],
     ]
     assert steps.num_captured == 2
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_waits_for_the_device_while_a_graph_is_captured(fails: bool) -> None:
+    free: list[bool] = []
+
+    def probe() -> None:
+        free.append(WHOLE_DEVICE.acquire(blocking=False))
+        if free[-1]:
+            WHOLE_DEVICE.release()
+
+    def step(_size: StepSize) -> None:
+        other = threading.Thread(target=probe)
+        other.start()
+        other.join()
+        if fails and len(free) == 2:
+            raise RuntimeError("out of memory")
+
+    steps = StepGraphs(step)
+    steps.run(StepSize("decode", 1, 1))
+    with pytest.raises(EngineDead) if fails else contextlib.nullcontext():
+        steps.run(StepSize("decode", 2, 2))
+    probe()
+    assert free == [True, False, True]
 
 
 @pytest.mark.usefixtures("graphs")

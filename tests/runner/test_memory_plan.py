@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from octavo._core import Core
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, NotEnoughMemory
 from octavo.layers.spec import DecoderSpec, RotarySpec
 from octavo.runner.host import free_memory
+from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH
 from octavo.runner.memory import DeviceNeeds, MemoryPlan, cpu_needs, head_rows, plan_memory
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -72,8 +75,6 @@ def test_an_explicit_length_is_never_lowered() -> None:
 def test_an_explicit_length_may_take_more_than_the_default_cache() -> None:
     config = EngineConfig(model="m", max_model_len=100_000)
     long = RotarySpec(dim=64, max_position=131072)
-    import dataclasses
-
     spec = dataclasses.replace(SPEC, rotary=long)
     made = plan_memory(
         config, spec, name="m", dtype="bfloat16", free_bytes=16 * GIB, needs=cpu_needs(128, config.max_num_seqs)
@@ -150,6 +151,31 @@ def test_large_scratch_comes_with_its_remedy() -> None:
 
 def test_an_8_bit_cache_holds_twice_as_much() -> None:
     assert 2 * gpu_plan(40 * GIB, kv_cache_dtype="fp8").block_bytes == gpu_plan(40 * GIB).block_bytes
+
+
+@pytest.mark.parametrize(("length", "rows", "tokens"), [(1 << 22, 1, 2048), (1 << 20, 3, 64), (8192, 64, 2048)])
+def test_arenas_take_what_the_core_asks_for(length: int, rows: int, tokens: int) -> None:
+    rotary = RotarySpec(dim=64, max_position=1 << 22)
+    spec = dataclasses.replace(SPEC, vocab_size=1, num_layers=1, windows=(0,), rotary=rotary)
+    config = EngineConfig(model="m", max_model_len=length, max_num_seqs=rows, max_num_batched_tokens=tokens)
+    needs = cpu_needs(128, rows)
+    made, with_one_more = (
+        plan_memory(config, spec, name="m", dtype="bfloat16", free_bytes=1 << 40, needs=each)
+        for each in (needs, dataclasses.replace(needs, num_arenas=NUM_ARENAS + 1))
+    )
+    core = Core(
+        block_size=16,
+        num_blocks=made.num_blocks,
+        max_num_seqs=rows,
+        max_num_batched_tokens=tokens,
+        max_model_len=length,
+        vocab_size=1,
+        eos_token_ids=[],
+    )
+    planned = (with_one_more.state_bytes - made.state_bytes) // 4
+    assert planned == pytest.approx(core.arena_len(), rel=0.1, abs=8192)
+    # Tables, parameters, last tokens and counts.
+    assert made.state_bytes == 4 * (NUM_ARENAS * planned + rows * (length // 16 + PARAM_WIDTH + 2 + 1))
 
 
 def test_shorter_sequences_leave_their_scratch_to_the_cache() -> None:

@@ -90,6 +90,41 @@ def test_without_a_c_compiler_the_remedy_is_named(
     assert not caplog.text
 
 
+@pytest.mark.parametrize("which", ["TRITON_CACHE_DIR", "CC"])
+def test_without_a_cache_or_the_compiler_that_is_named_the_remedy_is_named(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from triton.runtime.build import compile_module_from_src
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv(which, str(tmp_path / "file/nope"))
+    ahead = KernelCompiler(lambda: compile_module_from_src("int x;", "module"), None)
+    with pytest.raises(ConfigError, match=r"^device: .*TRITON_CACHE_DIR .*HOME .*CC, or use `cpu` \(.*nope") as caught:
+        ahead.wait()
+    assert isinstance(caught.value.__cause__, OSError)
+    assert not caplog.text
+
+
+def test_a_kernel_whose_cache_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    report, log = run("refused", tmp_path / "file/nope")
+    assert "TRITON_CACHE_DIR" in report["refused"]
+    assert not log
+
+
+def test_an_error_that_follows_a_missing_file_is_its_own() -> None:
+    def calls() -> None:
+        try:
+            Path("/there/is/no/such/file").read_text()
+        except FileNotFoundError:
+            raise ValueError("a wrapper's mistake")  # noqa: B904
+
+    compiler = KernelCompiler(calls, None)
+    compiler.wait()
+    assert isinstance(compiler.error, ValueError)
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_kernels_are_loaded_and_products_started() -> None:
     import torch

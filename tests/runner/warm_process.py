@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
+from octavo.errors import ConfigError
 from octavo.kernels.launch import launch
 from octavo.runner.warm import KernelCompiler
 from offline_driver import compile_for
@@ -50,7 +51,10 @@ def main(case: str) -> dict[str, object]:
             launch(wrong_kernel, (1,), torch.empty(4, device="meta"), BLOCK=4)
 
     compiler = KernelCompiler(calls, None)
-    compiler.wait()
+    try:
+        compiler.wait()
+    except ConfigError as error:
+        return {"refused": str(error)}
     before = binaries()
     # Tensors with memory, as in service: nothing new to compile.
     service = KernelCompiler(lambda: scale("cpu", dtypes), None)

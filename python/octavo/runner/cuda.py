@@ -14,6 +14,7 @@ from octavo.kernels.step import NUM_ARENAS, PARAM_LEN, PlanLayout
 from octavo.layers.cuda_inputs import StepSize
 from octavo.layers.operations import IntArray
 from octavo.runner.cuda_step import CudaStep
+from octavo.runner.device import WHOLE_DEVICE
 from octavo.runner.graphs import StepGraphs, bucket_table, buckets, samples_bound
 from octavo.runner.interface import ModelInfo, StepResult
 
@@ -114,7 +115,8 @@ class CudaRunner:
             self._run = step
         else:
             # What was made and loaded so far was launched on other streams.
-            torch.cuda.synchronize(self._device)
+            with WHOLE_DEVICE:
+                torch.cuda.synchronize(self._device)
             self._graphs = StepGraphs(step)
             self._run = self._graphs.run
         self._step = step
@@ -203,7 +205,7 @@ class CudaRunner:
         self._step = self._graphs = self._make_step = None
         self._run = _closed
         if self._stream is not None:
-            with contextlib.suppress(RuntimeError):
+            with WHOLE_DEVICE, contextlib.suppress(RuntimeError):
                 torch.cuda.empty_cache()
         on_close, self._on_close = self._on_close, lambda: None
         on_close()

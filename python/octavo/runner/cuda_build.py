@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,16 +18,15 @@ from octavo.kernels import sample
 from octavo.kernels.attention import CHUNK, AttentionShape
 from octavo.kernels.attention_work import AttentionWork, work_bytes
 from octavo.kernels.linear import configure_cublas
-from octavo.kernels.step import PlanLayout
+from octavo.kernels.step import NUM_ARENAS, PlanLayout
 from octavo.layers.cuda import MLP_ROWS, CudaOperations, check_kernels
-from octavo.layers.cuda_inputs import StepSize
 from octavo.layers.decoder import Decoder
 from octavo.layers.dummy import DummyWeights
 from octavo.layers.load import load_weights
 from octavo.runner.cuda import CudaRunner
 from octavo.runner.cuda_step import CudaStep
-from octavo.runner.device import Gpu, find_gpu
-from octavo.runner.graphs import buckets, samples_bound
+from octavo.runner.device import WHOLE_DEVICE, Gpu, find_gpu
+from octavo.runner.graphs import step_sizes
 from octavo.runner.interface import ModelInfo
 from octavo.runner.memory import DeviceNeeds, MemoryPlan, format_bytes
 from octavo.runner.meter import MemoryMeter
@@ -43,7 +44,13 @@ __all__ = ["build_cuda_runner", "compile_steps", "cuda_needs", "group_min_blocks
 _LOG = logging.getLogger(__name__)
 
 RESERVE_BYTES = 600 << 20
-"""Loaded kernels, CUDA graphs and libraries' workspaces; the context itself is there before free memory is measured."""
+"""Loaded kernels, CUDA graphs and libraries' workspaces, at least; the context itself is there before free memory is
+measured."""
+
+_LIBRARIES_BYTES = 300 << 20
+_LAUNCHES_A_LAYER = 9
+_LAUNCH_BYTES = 2 << 10
+"""Of the device's memory that a launch in a graph takes: an estimate, still to be measured."""
 
 GROUP_MIN_TOKENS = CHUNK
 """Shared first tokens from which on reading them once for all rows is worth an item of its own."""
@@ -65,13 +72,20 @@ def cuda_needs(config: EngineConfig, spec: DecoderSpec) -> DeviceNeeds:
 
     return DeviceNeeds(
         device="cuda",
-        process_bytes=RESERVE_BYTES,
+        process_bytes=_reserve_bytes(spec.num_layers, max_num_seqs, max_tokens),
         process="kernels, graphs and libraries",
         mlp_rows=MLP_ROWS,
         head_rows=lambda _vocab_size: max_num_seqs,
         kv_itemsize=1 if shape.kv_fp8 else None,
         work_bytes=scratch,
+        num_arenas=NUM_ARENAS + 1,
     )
+
+
+def _reserve_bytes(num_layers: int, max_num_seqs: int, max_tokens: int) -> int:
+    """`RESERVE_BYTES`, or more where many sizes of step and many layers make for many launches in graphs."""
+    launches = len(step_sizes(max_num_seqs, max_tokens)) * num_layers * _LAUNCHES_A_LAYER
+    return max(RESERVE_BYTES, _LIBRARIES_BYTES + launches * _LAUNCH_BYTES)
 
 
 def attention_shape(config: EngineConfig, spec: DecoderSpec) -> AttentionShape:
@@ -162,16 +176,12 @@ def build_cuda_runner(
     device = torch.device("cuda", gpu.ordinal)
     meter = MemoryMeter(device)
     try:
-        compiler = KernelCompiler(lambda: compile_steps(config, spec, plan), gpu.ordinal)
-        make, weights_bytes, kv_bytes = make_step(config, spec, plan, open_weights, device, progress)
-        # What loading took for a while goes back, so that the sum below is of what stays.
-        torch.cuda.empty_cache()
-        compiler.wait()
-    except torch.OutOfMemoryError as error:
+        make, weights_bytes, kv_bytes = _load(config, spec, plan, open_weights, gpu, progress)
+    except BaseException as error:
         restore()
-        raise NotEnoughMemory(f"{plan.model}: the GPU's memory ran out while loading.\n{plan.render()}") from error
-    except BaseException:
-        restore()
+        _free(error)
+        if isinstance(error, torch.OutOfMemoryError):
+            raise NotEnoughMemory(f"{plan.model}: the GPU's memory ran out while loading.\n{plan.render()}") from error
         raise
 
     def make_and_check(layout: PlanLayout) -> CudaStep:
@@ -193,6 +203,41 @@ def build_cuda_runner(
         device=device,
         on_close=restore,
     )
+
+
+def _load(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    plan: MemoryPlan,
+    open_weights: Callable[[], Weights],
+    gpu: Gpu,
+    progress: Progress | None,
+) -> tuple[Callable[[PlanLayout], CudaStep], int, int]:
+    """As `make_step`, with the kernels compiled meanwhile."""
+    compiler = KernelCompiler(lambda: compile_steps(config, spec, plan), gpu.ordinal)
+    made = make_step(config, spec, plan, open_weights, torch.device("cuda", gpu.ordinal), progress)
+    # What loading took for a while goes back, so that the sum of what is taken is of what stays.
+    _give_back()
+    compiler.wait()
+    return made
+
+
+def _free(error: BaseException) -> None:
+    """Let go of the memory of a build that failed, so that another can be tried while its error is still at hand."""
+    # The calls that it came through hold the weights.
+    failed: BaseException | None = error
+    while failed is not None:
+        traceback.clear_frames(failed.__traceback__)
+        failed = failed.__cause__
+    # The error at hand is to be told, also where the device is beyond giving back.
+    with contextlib.suppress(RuntimeError):
+        _give_back()
+
+
+def _give_back() -> None:
+    """Have torch give back the memory that no tensor uses."""
+    with WHOLE_DEVICE:
+        torch.cuda.empty_cache()
 
 
 def _check(plan: MemoryPlan, meter: MemoryMeter, gpu: Gpu) -> None:
@@ -254,13 +299,7 @@ def launch_steps(config: EngineConfig, spec: DecoderSpec, plan: MemoryPlan, devi
         eos_token_ids=[],
     )
     step = make(PlanLayout.of(core.layout(), core.arena_len()))
-    for size in buckets(plan.max_num_seqs, plan.max_num_batched_tokens):
-        if size <= plan.max_num_seqs:
-            step(StepSize("decode", size, size))
-            step(StepSize("grouped", size, size))
-        most = min(size, plan.max_num_seqs)
-        for samples in {samples_bound(1, most), most}:
-            step(StepSize("mixed", size, samples))
-            step(StepSize("mixed_grouped", size, samples))
+    for size in step_sizes(plan.max_num_seqs, plan.max_num_batched_tokens):
+        step(size)
     step.count_history(torch.empty(1, dtype=torch.int32, device=device), 0, 1)
     step.copy_blocks(0)

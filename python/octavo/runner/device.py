@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,9 +16,15 @@ from octavo.runner.early import EarlyContext
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
 
-__all__ = ["Gpu", "find_gpu", "resolve_device", "resolve_dtype", "why_cpu"]
+__all__ = ["WHOLE_DEVICE", "Gpu", "find_gpu", "resolve_device", "resolve_dtype", "why_cpu"]
 
 _LOG = logging.getLogger(__name__)
+
+WHOLE_DEVICE = threading.RLock()
+"""Held while a graph is captured, and while something waits for a whole device or has torch give memory back, which
+CUDA and torch forbid during a capture in any thread. Reentrant, for garbage collection may close an engine in it.
+"""
+
 _ROOT = Path("/")
 _MIN_CAPABILITY = (8, 0)
 _DRIVER_FILES = ("dev/nvidiactl", "dev/nvhost-gpu", "dev/dxg")
@@ -89,6 +96,8 @@ def why_cpu(config: EngineConfig) -> str:
 def find_gpu() -> Gpu:
     """The GPU in use, and its free memory; only after `resolve_device` said `cuda`.
 
+    What torch keeps of memory that nothing in this process uses any more is given back first, and so is free too.
+
     Raises:
         ConfigError: it cannot be reached, as when another process holds it alone.
     """
@@ -96,6 +105,8 @@ def find_gpu() -> Gpu:
 
     try:
         index = torch.cuda.current_device()
+        with WHOLE_DEVICE:
+            torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:
         text = str(error).splitlines()[0]

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo.errors import EngineDead
+from octavo.layers.cuda_inputs import StepSize
+from octavo.runner.device import WHOLE_DEVICE
 
 if TYPE_CHECKING:
-    from octavo.layers.cuda_inputs import StepKind, StepSize
+    from octavo.layers.cuda_inputs import StepKind
 
-__all__ = ["StepGraphs", "bucket_table", "buckets", "samples_bound"]
+__all__ = ["StepGraphs", "bucket_table", "buckets", "samples_bound", "step_sizes"]
 
 _FIRST = (1, 2, 4, 8)
 _ROWS = ((64, 8), (128, 16), (256, 32), (1 << 31, 64))
@@ -63,6 +65,18 @@ def samples_bound(count: int, most: int) -> int:
     return min(_FEW_SAMPLES, most) if count <= _FEW_SAMPLES else most
 
 
+def step_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
+    """Every size of step that there can be, and so every graph; arguments as of `buckets`."""
+    sizes = []
+    for tokens in buckets(max_num_seqs, max_tokens):
+        if tokens <= max_num_seqs:
+            sizes += [StepSize("decode", tokens, tokens), StepSize("grouped", tokens, tokens)]
+        most = min(tokens, max_num_seqs)
+        for samples in sorted({samples_bound(1, most), most}):
+            sizes += [StepSize("mixed", tokens, samples), StepSize("mixed_grouped", tokens, samples)]
+    return sizes
+
+
 class StepGraphs:
     """Runs steps on one stream, as graphs.
 
@@ -103,6 +117,10 @@ class StepGraphs:
         self._graphs.clear()
 
     def _capture(self, size: StepSize) -> torch.cuda.CUDAGraph:
+        with WHOLE_DEVICE:
+            return self._capture_alone(size)
+
+    def _capture_alone(self, size: StepSize) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         try:
             # Relaxed, for a kernel of this size alone may still have to be loaded. Not through `torch.cuda.graph`,

@@ -50,6 +50,7 @@ class DeviceNeeds:
         kv_itemsize: bytes of a number in the KV cache; None for the activations' own.
         default_kv_bytes: of the KV cache where the settings leave it open; None for all that is left.
         work_bytes: scratch of attention and sampling, by the length of the longest sequence.
+        num_arenas: of the plan, the device's own copy included.
     """
 
     device: str
@@ -60,6 +61,7 @@ class DeviceNeeds:
     kv_itemsize: int | None = None
     default_kv_bytes: int | None = None
     work_bytes: Callable[[int], int] = lambda _length: 0
+    num_arenas: int = NUM_ARENAS
 
 
 class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
@@ -252,7 +254,7 @@ def _divide(
         process=needs.process,
         weights_bytes=spec.num_parameters() * itemsize + length * spec.rotary.dim * 4,
         workspace_bytes=spec.workspace_bytes(max_tokens, needs.mlp_rows, rows, itemsize) + scratch,
-        state_bytes=_state_bytes(config, spec, length, max_tokens),
+        state_bytes=_state_bytes(config, spec, length, max_tokens, needs.num_arenas),
         block_bytes=config.block_size * spec.kv_bytes_per_token(needs.kv_itemsize or itemsize),
         block_size=config.block_size,
         num_blocks=0,
@@ -312,10 +314,13 @@ def _blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def _state_bytes(config: EngineConfig, spec: DecoderSpec, length: int, max_tokens: int) -> int:
+def _state_bytes(config: EngineConfig, spec: DecoderSpec, length: int, max_tokens: int, num_arenas: int) -> int:
     """Block tables, sampling state and the arenas; the arenas' small arrays are about 64 numbers a row."""
     rows, blocks = config.max_num_seqs, _blocks(length, config.block_size)
     tables = rows * (blocks + PARAM_WIDTH + 2)
-    arenas = NUM_ARENAS * (3 * max_tokens + 64 * rows + 3 * min(rows * blocks, _MAX_TABLE_UPDATES))
+    # As the core's `table_update_capacity`.
+    least = blocks + 2 * rows + _blocks(max_tokens, config.block_size)
+    updates = max(least, min(rows * blocks, _MAX_TABLE_UPDATES))
+    arenas = num_arenas * (3 * max_tokens + 64 * rows + 3 * updates)
     counts = rows * spec.vocab_size
     return 4 * (tables + arenas + counts)

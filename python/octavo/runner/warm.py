@@ -52,7 +52,8 @@ class _Loading(Executor):
 class KernelCompiler:
     """Compiles what some calls launch, and starts cuBLAS. Triton keeps what it compiles on disk (`TRITON_CACHE_DIR`).
 
-    What it misses is compiled when it is first launched, so other failures cost time only; they are logged.
+    What it misses is compiled when it is first launched, so failures cost time only and are logged; but for those that
+    every launch would meet again.
 
     Args:
         calls: makes every call that service will make, on any tensors of the right dtypes: `launch` runs nothing. It
@@ -76,9 +77,16 @@ class KernelCompiler:
         """Until everything is compiled.
 
         Raises:
-            ConfigError: the machine lacks what Triton needs to build the functions that launch kernels.
+            ConfigError: the machine lacks what Triton needs to build the functions that launch kernels, or a folder
+                to keep them in.
         """
         self._thread.join()
+        if self.error is not None and _lacks_files(self.error):
+            raise ConfigError(
+                "device: `cuda` needs a folder that Triton can keep compiled kernels in, and a C compiler that starts: "
+                "name a folder with room that may be written to in TRITON_CACHE_DIR (without it, HOME says where), "
+                f"and gcc in CC, or use `cpu` ({self.error})"
+            ) from self.error
         if self.error is not None and _lacks_c(self.error):
             raise ConfigError(
                 "device: `cuda` needs a C compiler and Python's header files, with which Triton builds what launches "
@@ -90,7 +98,7 @@ class KernelCompiler:
             self._compile()
         except Exception as error:
             self.error = error
-            if _lacks_c(error):
+            if _lacks_c(error) or _lacks_files(error):
                 return
             _LOG.warning("kernels are compiled when they are first used, as compiling them ahead failed", exc_info=True)
 
@@ -117,6 +125,13 @@ class KernelCompiler:
 def _lacks_c(error: Exception) -> bool:
     """Whether Triton found no C compiler, or the compiler failed, as it does without Python's header files."""
     return isinstance(error, subprocess.CalledProcessError) or "Failed to find C compiler" in str(error)
+
+
+def _lacks_files(error: BaseException | None) -> bool:
+    """Whether the system refused Triton a file: its cache cannot be written, or CC names no program."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None
 
 
 def _start_products(device: int) -> None:
