@@ -12,6 +12,7 @@ from octavo.errors import EngineDead
 from octavo.kernels.step import NUM_ARENAS, PlanLayout, Samples
 from octavo.layers.cuda_inputs import StepSize
 from octavo.runner.cuda import CudaRunner
+from octavo.runner.device import WHOLE_DEVICE
 from octavo.runner.interface import ModelInfo
 from plan_writer import MAX_NUM_SEQS, MAX_TOKENS, PlanWriter, params
 
@@ -220,6 +221,29 @@ def test_engines_that_take_turns_in_a_thread_use_each_its_own_stream(cuda: Devic
     cuda.calls.clear()
     second.runner.launch(second.plan(1)).result()
     assert "set_stream" not in cuda.calls
+
+
+def test_what_concerns_the_whole_device_waits_for_captures(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench("cuda")
+    free: list[tuple[str, bool]] = []
+
+    def probe(name: str) -> None:
+        acquired = WHOLE_DEVICE.acquire(blocking=False)
+        free.append((name, acquired))
+        if acquired:
+            WHOLE_DEVICE.release()
+
+    def called(name: str) -> None:
+        other = threading.Thread(target=probe, args=(name,))
+        other.start()
+        other.join()
+
+    monkeypatch.setattr(cuda, "call", called)
+    Bench("cuda")
+    bench.runner.close()
+    seen = [entry for entry in free if entry[0] in ("synchronize", "empty_cache")]
+    assert seen == [("synchronize", False), ("empty_cache", False)]
+    assert ("stream synchronize", True) in free
 
 
 def test_a_fault_on_the_device_ends_the_engine_and_the_runner_still_closes(cuda: Device) -> None:
