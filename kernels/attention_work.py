@@ -38,6 +38,9 @@ DECODE_ROWS = 16
 
 _DECODE, _GROUP, _PROMPT = 8, 8, 4
 
+_HOPPER_SHARED_BYTES = 160 << 10
+"""A program's shared memory from which on a GPU is launched on as Hopper is, which has 227 KB."""
+
 
 class AttentionWork:
     """Item lists and partials of the layers of one window.
@@ -118,12 +121,16 @@ def work_bytes(max_num_seqs: int, max_model_len: int, max_tokens: int, shape: At
 def device_limits(device: torch.device) -> tuple[int, int]:
     """Compute capability (90 for 9.0) and number of multiprocessors; of the GPU in use for the meta device.
 
+    Later GPUs whose programs have no more shared memory than 8.9's (compute capability 12) are launched on as these.
     Without a GPU Triton's interpreter stands in, which knows no more than the least of them.
     """
     if device.type == "cpu" or not torch.cuda.is_available():
         return 80, 2
     properties = torch.cuda.get_device_properties(device if device.type == "cuda" else None)
-    return 10 * properties.major + properties.minor, properties.multi_processor_count
+    capability = 10 * properties.major + properties.minor
+    if capability > 90 and properties.shared_memory_per_block_optin < _HOPPER_SHARED_BYTES:  # type: ignore[attr-defined]
+        capability = 89
+    return capability, properties.multi_processor_count
 
 
 def group_rows(capability: int) -> int:

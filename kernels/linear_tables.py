@@ -20,6 +20,9 @@ __all__ = [
 
 MAX_SKINNY_ROWS = 64
 MAX_SLAB_ROWS = 8
+_SMALL_SHARED_MEMORY = (12, 0)
+"""From here on a program has 99 KB again: Hopper's tiles do not fit, and cuBLAS serves."""
+
 _SLAB_PIECE = 1024
 _MAX_SLAB_PIECES = 3
 
@@ -101,7 +104,7 @@ def skinny_tile(capability: tuple[int, int], n: int, k: int, rows: int, *, gated
         rows: of x.
         gated: for two products, the gate's and up's.
     """
-    if rows > MAX_SKINNY_ROWS:
+    if rows > MAX_SKINNY_ROWS or capability >= _SMALL_SHARED_MEMORY:
         return None
     if capability >= (9, 0):
         return _hopper_gated(n, rows) if gated else _hopper(n, k, rows)
@@ -124,7 +127,9 @@ def slab_tile(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: 
         gated: for two products, the gate's and up's.
     """
     pieces, rest = divmod(k, _SLAB_PIECE)
-    if capability < (9, 0) or rows > MAX_SLAB_ROWS or rest or pieces * (1 + gated) > _MAX_SLAB_PIECES or n > 16384:
+    if not (9, 0) <= capability < _SMALL_SHARED_MEMORY or rows > MAX_SLAB_ROWS or rest:
+        return None
+    if pieces * (1 + gated) > _MAX_SLAB_PIECES or n > 16384:
         return None
     columns = 32 if not gated and (pieces == 2 or (pieces == 1 and rows <= 4)) else 16
     return SlabTile(MAX_SLAB_ROWS, columns, _SLAB_PIECE, pieces, 2)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from octavo.kernels.attention import CHUNK, AttentionShape
-from octavo.kernels.attention_work import AttentionWork, plan_attention, work_bytes
+from octavo.kernels.attention_work import AttentionWork, device_limits, plan_attention, work_bytes
+from octavo.kernels.linear_tables import skinny_tile, slab_tile
 
 SIZE = 16
 
@@ -158,3 +160,20 @@ def test_bytes_are_known_before(device: torch.device, window: int) -> None:
 @pytest.mark.parametrize(("window", "chunks"), [(1, 1), (2, 2), (257, 2), (258, 3), (10**6, 4)])
 def test_a_window_needs_room_for_few_chunks(device: torch.device, window: int, chunks: int) -> None:
     assert len(AttentionWork(1, 1000, 64, shape(), window, device).values) == chunks
+
+
+@pytest.mark.parametrize(
+    ("version", "shared_bytes", "limits"),
+    [((9, 0), 227 << 10, 90), ((10, 0), 227 << 10, 100), ((12, 0), 99 << 10, 89), ((8, 6), 99 << 10, 86)],
+)
+def test_gpus_are_launched_on_as_their_shared_memory_allows(
+    version: tuple[int, int], shared_bytes: int, limits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(
+        major=version[0], minor=version[1], multi_processor_count=7, shared_memory_per_block_optin=shared_bytes
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert device_limits(torch.device("meta")) == (limits, 7)
+    assert skinny_tile((12, 0), 4096, 1024, 8, gated=False) is None
+    assert slab_tile((12, 0), 4096, 1024, 8, gated=False) is None
