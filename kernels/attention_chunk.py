@@ -21,7 +21,7 @@ from octavo.kernels.attention import (
     weights,
 )
 
-__all__ = ["attend_chunk", "chunk_constants", "load_queries", "store_dims"]
+__all__ = ["attend_chunk", "chunk_constants", "load_chunk_blocks", "load_queries", "store_dims"]
 
 
 def chunk_constants(shape: AttentionShape, num_stages: int, pieces: int = 1) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def attend_chunk(
     q0,
     q1,
     cache,
-    table,
+    blocks,
     kv_head,
     start,
     end,
@@ -70,6 +70,7 @@ def attend_chunk(
 ):
     """Online softmax of queries q0, q1 [ROWS, ...] over positions start <= p < end of one chunk, all of which they see.
 
+    blocks: of `load_chunk_blocks`.
     query: position of each row's query, int32 [ROWS], for ALiBi.
     """
     BLOCK: tl.constexpr = 2 * KV_HEADS * BLOCK_SIZE * HEAD_DIM
@@ -81,11 +82,6 @@ def attend_chunk(
     # Whether a tile's products are one chain of its keys or two after each other is the same to the last bit.
     PIECE: tl.constexpr = TILE // PIECES
     base = start // CHUNK * CHUNK
-    # All blocks of the chunk are looked up first, so that in the loop no load waits for another.
-    blocks = (_load_blocks(table, base, start, end, BLOCK_SIZE, PIECE),)
-    for i in tl.static_range(1, CHUNK // PIECE):
-        # Triton knows no starred tuple.
-        blocks = blocks + (_load_blocks(table, base + i * PIECE, start, end, BLOCK_SIZE, PIECE),)  # type: ignore[assignment]  # noqa: RUF005
     factor = log2_factor(scale, SOFTCAP, ALIBI)
     for tile in tl.range((start - base) // TILE, (end - base + TILE - 1) // TILE, num_stages=STAGES):
         s, v0, v1 = _score_piece(
@@ -146,6 +142,29 @@ def attend_chunk(
             p = weights(s_next, factor, finite, q0.dtype)
             total, acc0, acc1 = add_values(p, v0_next, v1_next, total, acc0, acc1, D1)
     return m, row_sum(total), acc0, acc1
+
+
+@triton.jit
+def load_chunk_blocks(
+    table,
+    start,
+    end,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    """Block ids of the positions start <= p < end of a chunk, a tensor a piece of a tile, 0 for its other positions.
+
+    All are looked up before the loop over tiles, so that there no load waits for another.
+    """
+    PIECE: tl.constexpr = TILE // PIECES
+    base = start // CHUNK * CHUNK
+    blocks = (_load_blocks(table, base, start, end, BLOCK_SIZE, PIECE),)
+    for i in tl.static_range(1, CHUNK // PIECE):
+        # Triton knows no starred tuple.
+        blocks = blocks + (_load_blocks(table, base + i * PIECE, start, end, BLOCK_SIZE, PIECE),)  # type: ignore[assignment]  # noqa: RUF005
+    return blocks
 
 
 @triton.jit

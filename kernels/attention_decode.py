@@ -13,17 +13,30 @@ import torch
 import triton
 import triton.language as tl
 from octavo.kernels.attention import AttentionShape, finish
-from octavo.kernels.attention_chunk import attend_chunk, chunk_constants, load_queries, store_dims
+from octavo.kernels.attention_chunk import (
+    attend_chunk,
+    chunk_constants,
+    load_chunk_blocks,
+    load_queries,
+    store_dims,
+)
 from octavo.kernels.attention_decode_tables import DecodeConfig, decode_config
 from octavo.kernels.attention_group import launch_group
 from octavo.kernels.attention_merge import launch_merge
 from octavo.kernels.attention_work import DECODE_ROWS, AttentionWork
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
-from octavo.kernels.overlap import follow
+from octavo.kernels.overlap import await_previous, start_next
 from torch import Tensor
 
 __all__ = ["compile_cases", "decode_attention"]
+
+_LONG_TOKENS = 16
+"""With more rows the next kernel starts when this one ends."""
+
+_TURNS_TOKENS = 64
+"""With more rows each program takes the next item there is when it is ready for one; with fewer that costs more than
+the waiting at the end, and every program has its items given."""
 
 
 def decode_attention(
@@ -65,7 +78,7 @@ def decode_attention(
     if grouped and work.members:
         launch_group(qkv, cache, block_tables, work, shape, slopes, scale, group_config)
     config = config or decode_config(work.capability, shape, tokens)
-    _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config)
+    _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config, tokens)
     launch_merge(out, work, shape, v_scale, tokens=tokens)
 
 
@@ -80,6 +93,7 @@ def _launch_decode(
     scale: float,
     v_scale: float,
     config: DecodeConfig,
+    tokens: int,
 ) -> None:
     launch(
         _decode_kernel,
@@ -92,20 +106,22 @@ def _launch_decode(
         work.decode_items,
         len(work.decode_items),
         work.totals,
+        work.turns,
         work.values,
         work.stats,
         slopes,
         scale,
         v_scale,
-        **_decode_constants(shape, config),
+        **_decode_constants(shape, config, tokens),
         num_warps=config.num_warps,
         maxnreg=config.registers,
         enable_fp_fusion=False,
     )
 
 
-def _decode_constants(shape: AttentionShape, config: DecodeConfig) -> dict[str, Any]:
-    return chunk_constants(shape, config.num_stages, config.pieces) | {"ROWS": DECODE_ROWS}
+def _decode_constants(shape: AttentionShape, config: DecodeConfig, tokens: int) -> dict[str, Any]:
+    constants = chunk_constants(shape, config.num_stages, config.pieces)
+    return constants | {"ROWS": DECODE_ROWS, "LONG": tokens > _LONG_TOKENS, "TURNS": tokens > _TURNS_TOKENS}
 
 
 @triton.jit
@@ -131,6 +147,7 @@ def _decode_kernel(
     items,
     capacity,
     totals,
+    turns,
     values,
     stats,
     alibi,
@@ -149,20 +166,27 @@ def _decode_kernel(
     ALIBI: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
+    LONG: tl.constexpr,
+    TURNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Each item of the decode list for each kv head (and each ROWS of its query heads)."""
-    follow(PDL)
+    if not LONG:
+        start_next(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     SPLIT: tl.constexpr = (GROUP + ROWS - 1) // ROWS
     PER_ITEM: tl.constexpr = KV_HEADS * SPLIT
     lane = tl.arange(0, ROWS)
-    first = tl.program_id(0)
+    index = tl.program_id(0)
+    programs = tl.num_programs(0)
     count = tl.load(totals) * PER_ITEM
     # Items are looked up one ahead, the first before it is known how many there are.
-    row, slot, start, end, partial, query = _load_item(items, first // PER_ITEM, first // PER_ITEM < capacity)
-    for index in range(first, count, tl.num_programs(0)):
-        following = index + tl.num_programs(0)
+    row, slot, start, end, partial, query = _load_item(items, index // PER_ITEM, index // PER_ITEM < capacity)
+    while index < count:
+        table = tables + slot.to(tl.int64) * table_stride
+        blocks = load_chunk_blocks(table, start, end, BLOCK_SIZE, TILE, CHUNK, PIECES)
+        await_previous(PDL)
+        following = programs + tl.atomic_add(turns, 1, sem="relaxed") if TURNS else index + programs
         ahead = _load_item(items, following // PER_ITEM, following < count)
         kv_head = index // SPLIT % KV_HEADS
         inside = index % SPLIT * ROWS + lane
@@ -175,7 +199,7 @@ def _decode_kernel(
             q0,
             q1,
             cache,
-            tables + slot.to(tl.int64) * table_stride,
+            blocks,
             kv_head,
             start,
             end,
@@ -209,6 +233,15 @@ def _decode_kernel(
             if D1 > 0:
                 store_dims(values, place * HEAD_DIM, rows, acc1, D0, D1, HEAD_DIM)
         row, slot, start, end, partial, query = ahead
+        index = following
+    await_previous(PDL)
+    if TURNS:
+        ended = tl.atomic_add(turns + 1, 1, sem="relaxed")
+        # Whoever ends last puts back to zero what the next layer counts by.
+        tl.store(turns, 0, mask=ended == programs - 1)
+        tl.store(turns + 1, 0, mask=ended == programs - 1)
+    if LONG:
+        start_next(PDL)
 
 
 def compile_cases(capability: int) -> list[CompileCase]:
@@ -222,14 +255,14 @@ def compile_cases(capability: int) -> list[CompileCase]:
     ]
     cases = []
     for shape in shapes:
-        chosen = {decode_config(capability, shape, tokens) for tokens in (1, 16, 256)}
-        for config in sorted(chosen, key=repr):
-            types = dict.fromkeys(["tables", "items", "totals"], "*i32")
+        for tokens in (1, 16, 32, 256):
+            config = decode_config(capability, shape, tokens)
+            types = dict.fromkeys(["tables", "items", "totals", "turns"], "*i32")
             types |= dict.fromkeys(["values", "stats", "alibi"], "*fp32")
             types |= dict.fromkeys(["qkv", "out", "cache"], "*bf16")
             types |= {"table_stride": "i32", "capacity": "i32", "scale": "fp32", "v_scale": "fp32"}
             if shape.kv_fp8:
                 types["cache"] = "*fp8e4nv" if capability >= 89 else "*u8"
-            constants = _decode_constants(shape, config)
+            constants = _decode_constants(shape, config, tokens)
             cases.append(CompileCase(_decode_kernel, types, constants, num_warps=config.num_warps))
     return cases

@@ -9,12 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from octavo.kernels.attention import AttentionShape
-from octavo.kernels.attention_chunk import attend_chunk, chunk_constants, load_queries, store_dims
+from octavo.kernels.attention_chunk import (
+    attend_chunk,
+    chunk_constants,
+    load_chunk_blocks,
+    load_queries,
+    store_dims,
+)
 from octavo.kernels.attention_decode_tables import DecodeConfig, group_config
 from octavo.kernels.attention_work import AttentionWork, group_rows
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
-from octavo.kernels.overlap import follow
+from octavo.kernels.overlap import await_previous, start_next
 from torch import Tensor
 
 __all__ = ["compile_cases", "launch_group"]
@@ -87,7 +93,7 @@ def _group_kernel(
     PDL: tl.constexpr,
 ):
     """Each item of the shared-prefix list for each kv head: a whole chunk for several sequences."""
-    follow(PDL)
+    start_next(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     count = tl.load(totals + 1) * KV_HEADS
     lane = tl.arange(0, ROWS)
@@ -103,6 +109,10 @@ def _group_kernel(
         row = tl.load(member_rows + first + lane // GROUP, mask=rows, other=0)
         place = (row * most_chunks + chunk).to(tl.int64) * HEADS + head
         query = tl.load(row_plan + 2 * row + 1, mask=rows, other=0)
+        start, end = chunk * CHUNK, chunk * CHUNK + CHUNK
+        table = tables + slot.to(tl.int64) * table_stride
+        blocks = load_chunk_blocks(table, start, end, BLOCK_SIZE, TILE, CHUNK, PIECES)
+        await_previous(PDL)
         q_offsets = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM
         q0, q1 = load_queries(qkv, q_offsets, rows, D0, D1, HEAD_DIM)
         slopes = tl.load(alibi + head, mask=rows, other=0.0) if ALIBI else lane.to(tl.float32)
@@ -110,10 +120,10 @@ def _group_kernel(
             q0,
             q1,
             cache,
-            tables + slot.to(tl.int64) * table_stride,
+            blocks,
             kv_head,
-            chunk * CHUNK,
-            chunk * CHUNK + CHUNK,
+            start,
+            end,
             query,
             slopes,
             scale,
@@ -135,6 +145,7 @@ def _group_kernel(
         store_dims(values, place * HEAD_DIM, rows, acc0, 0, D0, HEAD_DIM)
         if D1 > 0:
             store_dims(values, place * HEAD_DIM, rows, acc1, D0, D1, HEAD_DIM)
+    await_previous(PDL)
 
 
 def compile_cases(capability: int) -> list[CompileCase]:

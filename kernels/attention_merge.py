@@ -11,25 +11,24 @@ from octavo.kernels.attention_chunk import store_dims
 from octavo.kernels.attention_work import AttentionWork
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
-from octavo.kernels.overlap import follow
+from octavo.kernels.overlap import await_previous, start_next
 from torch import Tensor
 
 __all__ = ["compile_cases", "launch_merge"]
 
-_PROGRAMS = 16
-"""Programs a multiprocessor, of one warp each."""
-
 _FEW_TOKENS = 16
-"""With as many rows at most, partials are loaded before it is known whether there are any: it saves a wait."""
+"""With as many rows at most, each head has a program of its own."""
+
+_HEADS = 2
+"""Heads of a program of more rows. It is one warp, in which no sum has to be passed on through shared memory."""
 
 
 def launch_merge(out: Tensor, work: AttentionWork, shape: AttentionShape, v_scale: float, *, tokens: int) -> None:
     """Merge the partials of all rows (tokens at most) that have some into out [tokens, num_heads * head_dim]."""
-    heads = min(tokens, work.max_num_seqs) * shape.num_heads
-    few = tokens <= _FEW_TOKENS
+    together = _heads_together(tokens)
     launch(
         _merge_kernel,
-        (heads if few else min(heads, work.processors * _PROGRAMS),),
+        (min(tokens, work.max_num_seqs) * triton.cdiv(shape.num_heads, together),),
         out,
         work.row_plan,
         work.totals,
@@ -37,82 +36,28 @@ def launch_merge(out: Tensor, work: AttentionWork, shape: AttentionShape, v_scal
         work.stats,
         v_scale,
         work.chunks,
-        **_merge_constants(shape, few),
+        **_merge_constants(shape, together),
         num_warps=1,
         enable_fp_fusion=False,
     )
 
 
-def _ahead(head_dim: int, few: bool) -> int:
-    """Partials to load together, so that each thread of a warp holds about 64 values of them; 8 at most for few rows.
-
-    That kernel holds the code twice: with 16 it takes as long to compile as all others together.
-    """
-    each = max(1, int(triton.next_power_of_2(head_dim)) // 32)
-    return min(8 if few else 16, 64 // each)
+def _heads_together(tokens: int) -> int:
+    return 1 if tokens <= _FEW_TOKENS else _HEADS
 
 
-def _merge_constants(shape: AttentionShape, few: bool) -> dict[str, Any]:
-    return {
-        "HEADS": shape.num_heads,
-        "HEAD_DIM": shape.head_dim,
-        "AHEAD": _ahead(shape.head_dim, few),
-        "EARLY": few,
-    }
-
-
-@triton.jit
-def _merge_partials(
-    out,
-    o_offsets,
-    places,
-    chunks,
-    values,
-    stats,
-    v_scale,
-    most_chunks,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """Merge partials in order and store the output of one head of one sequence.
-
-    o_offsets, places: int64 [1], elements to the output and number of the first partial times HEADS, plus head.
-    chunks: partials, of most_chunks at most; with 0 nothing is stored. AHEAD of them are loaded together, the first
-    whether they are there or not where EARLY. Each is read once, so it passes by the first cache.
-    """
-    DIMS: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
-    rows = tl.full([1], True, tl.int1)
-    m = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    acc = tl.zeros([1, DIMS], tl.float32)
-    begin = 0
-    if EARLY:
-        for i in tl.static_range(AHEAD):
-            here = rows & (i < chunks)
-            part_m, part_total, part = _load_partial(
-                values, stats, places + i * HEADS, rows & (i < most_chunks), HEAD_DIM, DIMS
-            )
-            m, old, new = merge_factors(m, tl.where(here, part_m, float("-inf")))
-            total = merge_chunk(total, old, tl.where(here, part_total, 0.0), new)
-            acc = merge_chunk(acc, old[:, None], tl.where(here[:, None], part, 0.0), new[:, None])
-        begin = AHEAD
-    for start in range(begin, chunks, AHEAD):
-        for i in tl.static_range(AHEAD):
-            here = rows & (start + i < chunks)
-            at = places + (start + i) * HEADS
-            part_m, part_total, part = _load_partial(values, stats, at, here, HEAD_DIM, DIMS)
-            m, old, new = merge_factors(m, part_m)
-            total = merge_chunk(total, old, part_total, new)
-            acc = merge_chunk(acc, old[:, None], part, new[:, None])
-    done = finish(acc, total, v_scale, out.dtype.element_ty)
-    store_dims(out, o_offsets, rows & (chunks > 0), done, 0, DIMS, HEAD_DIM)
+def _merge_constants(shape: AttentionShape, together: int) -> dict[str, Any]:
+    # Of partials loaded at once a thread holds 64 values at most.
+    ahead = 2048 // (together * int(triton.next_power_of_2(shape.head_dim)))
+    return {"HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "TOGETHER": together, "AHEAD": min(8, ahead)}
 
 
 @triton.jit
 def _load_partial(values, stats, places, rows, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
-    """Maximum, sum and weighted values of the partials at places [1]; those of nothing where rows is false."""
+    """Maximum, sum and weighted values of the partials at places [n]; those of nothing where rows is false.
+
+    Each is read once, so it passes by the first cache.
+    """
     dims = tl.arange(0, DIMS)
     m = tl.load(stats + places * 2, mask=rows, other=float("-inf"), cache_modifier=".cg")
     total = tl.load(stats + places * 2 + 1, mask=rows, other=0.0, cache_modifier=".cg")
@@ -132,50 +77,33 @@ def _merge_kernel(
     most_chunks,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    TOGETHER: tl.constexpr,
     AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the partials of each row and head; where EARLY there is a program for each."""
-    follow(PDL)
-    count = tl.load(totals + 3) * HEADS
-    one = tl.arange(0, 1)
-    if EARLY:
-        row = tl.program_id(0) // HEADS
-        head = tl.program_id(0) % HEADS + one
-        chunks = tl.where(tl.program_id(0) < count, tl.load(row_plan + 2 * row), 0)
-        _merge_partials(
-            out,
-            row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM,
-            row.to(tl.int64) * most_chunks * HEADS + head,
-            chunks,
-            values,
-            stats,
-            v_scale,
-            most_chunks,
-            HEADS,
-            HEAD_DIM,
-            AHEAD,
-            True,
-        )
-    else:
-        for index in range(tl.program_id(0), count, tl.num_programs(0)):
-            row = index // HEADS
-            head = index % HEADS + one
-            _merge_partials(
-                out,
-                row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM,
-                row.to(tl.int64) * most_chunks * HEADS + head,
-                tl.load(row_plan + 2 * row),
-                values,
-                stats,
-                v_scale,
-                most_chunks,
-                HEADS,
-                HEAD_DIM,
-                AHEAD,
-                False,
-            )
+    """Merge the partials of TOGETHER heads of a row in order; AHEAD of them are loaded at once."""
+    start_next(PDL)
+    DIMS: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    PARTS: tl.constexpr = (HEADS + TOGETHER - 1) // TOGETHER
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    head = tl.program_id(0) % PARTS * TOGETHER + tl.arange(0, TOGETHER)
+    chunks = tl.load(row_plan + 2 * row)
+    chunks = tl.where(row < tl.load(totals + 3), chunks, 0)
+    await_previous(PDL)
+    places = row * most_chunks * HEADS + head
+    m = tl.full([TOGETHER], float("-inf"), tl.float32)
+    total = tl.zeros([TOGETHER], tl.float32)
+    acc = tl.zeros([TOGETHER, DIMS], tl.float32)
+    for start in range(0, chunks, AHEAD):
+        for i in tl.static_range(AHEAD):
+            here = (head < HEADS) & (start + i < chunks)
+            at = places + (start + i) * HEADS
+            part_m, part_total, part = _load_partial(values, stats, at, here, HEAD_DIM, DIMS)
+            m, old, new = merge_factors(m, part_m)
+            total = merge_chunk(total, old, part_total, new)
+            acc = merge_chunk(acc, old[:, None], part, new[:, None])
+    done = finish(acc, total, v_scale, out.dtype.element_ty)
+    store_dims(out, (row * HEADS + head) * HEAD_DIM, (head < HEADS) & (chunks > 0), done, 0, DIMS, HEAD_DIM)
 
 
 def compile_cases(capability: int) -> list[CompileCase]:
@@ -192,7 +120,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     }
     shapes = [AttentionShape(16, 8, head_dim, 16, 0.1) for head_dim in (80, 128, 256)]
     return [
-        CompileCase(_merge_kernel, types, _merge_constants(shape, few), num_warps=1)
+        CompileCase(_merge_kernel, types, _merge_constants(shape, together), num_warps=1)
         for shape in shapes
-        for few in (False, True)
+        for together in (1, _HEADS)
     ]

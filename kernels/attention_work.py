@@ -17,10 +17,11 @@ import torch
 import triton
 import triton.language as tl
 from octavo.kernels.attention import CHUNK, AttentionShape
+from octavo.kernels.attention_decode_tables import decode_config
 from octavo.kernels.attention_prefill_tables import prefill_config
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
-from octavo.kernels.overlap import follow
+from octavo.kernels.overlap import await_previous
 from torch import Tensor
 
 __all__ = [
@@ -38,6 +39,10 @@ DECODE_ROWS = 16
 
 _DECODE, _GROUP, _PROMPT = 8, 8, 4
 
+_SORTED_ROWS = 32
+"""Up to so many decode rows have their last chunks apart from the others. With more, each program has many items, and
+short ones among long ones keep the memory busy."""
+
 _HOPPER_SHARED_BYTES = 160 << 10
 """A program's shared memory from which on a GPU is launched on as Hopper is, which has 227 KB."""
 
@@ -51,6 +56,7 @@ class AttentionWork:
         prompt_items: int32 [items, 4].
         totals: int32[4], how many of each of these, then how many decode rows.
         row_plan: int32 [max_num_seqs, 2], number of each decode row's partials (0: none), its query's position.
+        turns: int32[2], decode items taken after each program's first, programs that have ended; zero between launches.
         member_rows: int32 [max_num_seqs], the plan's `group_rows`.
         values: float32 [max_num_seqs * chunks, num_heads, head_dim], weighted values of each row's chunks.
         stats: float32 [max_num_seqs * chunks, num_heads, 2], maximum and sum of the weights of each.
@@ -60,6 +66,8 @@ class AttentionWork:
         queries: tokens of a prompt item.
         capability: compute capability of the device, 90 for 9.0.
         processors: its multiprocessors.
+        shape: of the layers.
+        decode_parts: programs that share a decode item, each its heads.
     """
 
     def __init__(
@@ -86,12 +94,14 @@ class AttentionWork:
         """
         self.window = window
         self.max_num_seqs = max_num_seqs
+        self.shape = shape
         self.block_size = shape.block_size
         self.capability, self.processors = device_limits(device)
         self.group_rows = group_rows(self.capability)
         self.members = self.group_rows // shape.group if window == 0 else 0
         self.queries = max(1, (prompt_rows or prefill_config(self.capability, shape.head_dim).rows) // shape.group)
         self.chunks = _chunks(max_model_len, window)
+        self.decode_parts = shape.num_kv_heads * -(-shape.group // DECODE_ROWS)
         partials = max_num_seqs * self.chunks
         groups = max_num_seqs // 2 * self.chunks if self.members else 0
 
@@ -103,6 +113,7 @@ class AttentionWork:
         self.prompt_items = room(torch.int32, max_tokens // self.queries + max_num_seqs, _PROMPT)
         self.totals = room(torch.int32, 4)
         self.row_plan = room(torch.int32, max_num_seqs, 2)
+        self.turns = room(torch.int32, 2)
         self.member_rows = room(torch.int32, max_num_seqs)
         self.values = room(torch.float32, partials, shape.num_heads, shape.head_dim)
         self.stats = room(torch.float32, partials, shape.num_heads, 2)
@@ -190,6 +201,8 @@ def plan_attention(
         work.row_plan,
         work.member_rows,
         work.chunks,
+        work.decode_parts,
+        work.processors * decode_config(work.capability, work.shape, rows).programs,
         **_constants(work.max_num_seqs, work.window, work.block_size, work.members, work.queries, grouped, mixed),
         num_warps=4,
         enable_fp_fusion=False,
@@ -215,10 +228,11 @@ def _constants(
         "QUERIES": queries,
         "GROUPED": grouped and members > 0,
         "MIXED": mixed,
+        "SORTED_ROWS": _SORTED_ROWS,
     }
 
 
-@triton.jit(do_not_specialize=["most_chunks"])
+@triton.jit(do_not_specialize=["most_chunks", "per_item", "programs"])
 def _plan_kernel(
     counts,
     slots,
@@ -234,6 +248,8 @@ def _plan_kernel(
     row_plan,
     member_rows,
     most_chunks,
+    per_item,
+    programs,
     ROWS: tl.constexpr,
     STEPS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -243,10 +259,14 @@ def _plan_kernel(
     QUERIES: tl.constexpr,
     GROUPED: tl.constexpr,
     MIXED: tl.constexpr,
+    SORTED_ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program r writes the items of row r and of group r; each sums up for itself what lies before."""
-    follow(PDL)
+    """Program r writes the items of row r and of group r; each sums up for itself what lies before.
+
+    It starts nothing early, so that all later kernels find its lists, and the plan, without waiting.
+    """
+    await_previous(PDL)
     r = tl.program_id(0)
     lane = tl.arange(0, ROWS)
     num_rows = tl.load(counts + 1)
@@ -299,8 +319,14 @@ def _plan_kernel(
         for start in range(shared, count, 64):
             c = start + tl.arange(0, 64)
             here = c < count
-            # Full chunks come first and what is left of each row last, so that programs end together.
-            place = tl.where(c < count - 1, before - r - shared + c, total - num_decode + r)
+            place = before - shared + c
+            if num_decode <= SORTED_ROWS:
+                # The last chunk of each row, which is short, before all others or after them: where the programs'
+                # last full chunks leave many of them idle, short ones fill the gap, and else they would make one.
+                left = (total - num_decode) * per_item % programs
+                first_of_full = tl.where((left == 0) | (2 * left >= programs), num_decode, 0)
+                short = tl.where(first_of_full > 0, r, total - num_decode + r)
+                place = tl.where(c < count - 1, first_of_full + before - r - shared + c, short)
             record = decode_items + place * 8
             begin = (own_first + c) * CHUNK
             tl.store(record, r, mask=here)
@@ -413,7 +439,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     return [
         CompileCase(
             _plan_kernel,
-            dict.fromkeys(names.split(), "*i32") | {"most_chunks": "i32"},
+            dict.fromkeys(names.split(), "*i32") | dict.fromkeys(("most_chunks", "per_item", "programs"), "i32"),
             _constants(256, window, 16, 32, 64, grouped, mixed),
         )
         for window, grouped, mixed in ((0, False, False), (0, True, True), (4096, False, True))

@@ -11,8 +11,8 @@ from octavo.kernels.activation import act_and_mul
 from octavo.kernels.gluon_support import gluon_serves
 from octavo.kernels.launch import compiling
 from octavo.kernels.linear_skinny import skinny_gated, skinny_product
-from octavo.kernels.linear_tables import SlabTile, cublas_is_invariant, skinny_tile, slab_tile, tiled_tile
-from octavo.kernels.linear_tiled import tiled_product
+from octavo.kernels.linear_tables import SlabTile, cublas_is_invariant, gated_tile, skinny_tile, slab_tile, tiled_tile
+from octavo.kernels.linear_tiled import tiled_gated, tiled_product
 
 __all__ = ["Dense", "configure_cublas"]
 
@@ -153,16 +153,19 @@ class Dense:
             activation: "silu", "gelu" or "gelu_tanh".
         """
         n, k = self.weight.shape
-        slab = tile = None
+        slab = tile = tiled = None
         if self.weight.dtype != torch.float32 and self.bias is None:
             slab = self._slab_tile(n // 2, k, rows, gated=True)
             tile = skinny_tile(self._capability, n // 2, k, rows, gated=True)
+            tiled = gated_tile(self._capability, n // 2, rows)
         if slab is not None:
             from octavo.kernels.linear_slab import slab_gated
 
             slab_gated(x, self.weight, out, rows, slab, activation)
         elif tile is not None:
             skinny_gated(x, self.weight, out, rows, tile, activation)
+        elif tiled is not None:
+            tiled_gated(x, self.weight, out, rows, tiled, activation)
         else:
             self.forward(x, scratch, rows)
             act_and_mul(scratch, out, rows, activation)

@@ -17,11 +17,13 @@ from octavo.kernels.activation import activate
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from octavo.kernels.linear_tables import SkinnyTile, skinny_tile
+from octavo.kernels.overlap import await_previous, start_next
 
 __all__ = ["compile_cases", "skinny_gated", "skinny_product"]
 
-_PREFETCHED_BYTES = 16 << 20
-"""Of weights; those of larger products would push each other out of L2 before they are read."""
+_SMALL_BYTES = 16 << 20
+"""Of weights up to which a product asks for its own ahead and lets the next kernel start at once. Larger ones would
+push each other out of L2 before they are read, and take long enough for the next kernel to be in the way."""
 
 
 @triton.jit
@@ -82,7 +84,7 @@ def _skinny_kernel(
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,  # "" for a plain product
-    PREFETCH: tl.constexpr,  # whether W is so small that L2 holds all that programs ask for at once
+    SMALL: tl.constexpr,  # whether L2 holds all of W at once
     PDL: tl.constexpr,
 ):
     """Store x @ W^T (+ bias), or activation(x @ gate^T) * (x @ up^T)."""
@@ -90,14 +92,14 @@ def _skinny_kernel(
     first = tl.program_id(0) * BN
     m = tl.arange(0, BM)
     k = tl.arange(0, BK)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        if PREFETCH:
+    if SMALL:
+        start_next(PDL)
+        if PDL:
             size = tl.minimum(BN, N - first) * K * 2
             _prefetch(w_ptr + first.to(tl.int64) * K, size)
             if GATED:
                 _prefetch(w_ptr + (N + first).to(tl.int64) * K, size)
-        tl.extra.cuda.gdc_wait()
+    await_previous(PDL)
     if SWAP:
         acc = tl.zeros((BN, BM), dtype=tl.float32)
         acc_up = tl.zeros((BN, BM), dtype=tl.float32)
@@ -121,6 +123,8 @@ def _skinny_kernel(
         if GATED:
             w_up = _tile(w_ptr + N.to(tl.int64) * K, first, N, K, k, step, BN, SWAP, EVEN_N, EVEN_K)
             acc_up = _chained(x, w_up, acc_up, SWAP)
+    if not SMALL:
+        start_next(PDL)
     n = first + tl.arange(0, BN)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
@@ -199,7 +203,7 @@ def _launch(
         EVEN_K=k % tile.depth == 0,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation,
-        PREFETCH=weight.nbytes <= _PREFETCHED_BYTES,
+        SMALL=weight.nbytes <= _SMALL_BYTES,
         num_warps=tile.warps,
         num_stages=tile.stages,
         enable_fp_fusion=False,
@@ -226,7 +230,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
                 arguments["out_ptr"] = "*fp32"
             constants: dict[str, int | str] = {"BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "SWAP": tile.swap}
             constants |= {"EVEN_N": even, "EVEN_K": even, "HAS_BIAS": not even and not gated}
-            constants |= {"ACTIVATION": ("silu" if even else "gelu") if gated else "", "PREFETCH": even}
+            constants |= {"ACTIVATION": ("silu" if even else "gelu") if gated else "", "SMALL": even}
             cases[tile, dtype, gated] = CompileCase(
                 _skinny_kernel, arguments, constants, tile.warps, tile.stages, aligned=("N", "K")
             )

@@ -13,6 +13,7 @@ __all__ = [
     "SlabTile",
     "TiledTile",
     "cublas_is_invariant",
+    "gated_tile",
     "skinny_tile",
     "slab_tile",
     "tiled_tile",
@@ -135,6 +136,21 @@ def slab_tile(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: 
     return SlabTile(MAX_SLAB_ROWS, columns, _SLAB_PIECE, pieces, 2)
 
 
+def gated_tile(capability: tuple[int, int], n: int, rows: int) -> TiledTile | None:
+    """The tile of gate and up at once, of more rows than `skinny_tile` serves; None where two kernels compute it.
+
+    Args:
+        capability: of the card.
+        n: columns of the result.
+        rows: of x.
+    """
+    if not (9, 0) <= capability < _SMALL_SHARED_MEMORY:
+        return None
+    if n <= 4096:
+        return TiledTile(64, 64, 4, 6) if rows <= 256 else None
+    return TiledTile(128, 128, 8, 4) if rows <= 128 else None
+
+
 def _hopper(n: int, k: int, rows: int) -> SkinnyTile | None:
     """Measured on an H200 over the products of two models; None where cuBLAS was as fast."""
     low = 8 if rows <= 8 else 16
@@ -151,7 +167,9 @@ def _hopper(n: int, k: int, rows: int) -> SkinnyTile | None:
     if n > 2048:
         if k > 8192:
             return SkinnyTile(True, 8, 16, 256, 2, 5) if rows <= 8 else None
-        return SkinnyTile(True, low, 32, 256, 2, 4) if rows <= 16 else None
+        if rows <= 16:
+            return SkinnyTile(True, low, 32, 256, 2, 4)
+        return SkinnyTile(True, 32, 64, 128, 4, 5) if rows <= 32 else None
     if rows <= 8 or (rows <= 16 and k > 2048):
         return SkinnyTile(False, 16, 8, 512, 2, 4)
     if rows <= 16:

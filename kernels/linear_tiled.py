@@ -1,7 +1,8 @@
-"""Products by tiles, y[M, N] = x[M, K] @ W[N, K]^T, where cuBLAS cannot be held to one arithmetic.
+"""Products by tiles, y[M, N] = x[M, K] @ W[N, K]^T, where cuBLAS cannot be held to one arithmetic or lacks a product.
 
 Every tile sums K 64 at a time and in order, 16 to an instruction, whatever its height: a row's bits do not depend on
-the number of rows. Tile height, width, warps and stages are free.
+the number of rows. Tile height, width, warps and stages are free. Gate and up may share a program, as in
+`linear_skinny`.
 """
 
 from __future__ import annotations
@@ -9,21 +10,30 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from octavo.kernels.activation import activate
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
-from octavo.kernels.linear_tables import TiledTile, tiled_tile
+from octavo.kernels.linear_tables import TiledTile, gated_tile, tiled_tile
 from octavo.kernels.overlap import follow
 
-__all__ = ["DEPTH", "compile_cases", "tiled_product"]
+__all__ = ["DEPTH", "compile_cases", "tiled_gated", "tiled_product"]
 
 DEPTH = 64
 """Of K a step, the same in every tile."""
 
 
+@triton.jit
+def _weights(rows, k, K, EVEN_K: tl.constexpr):
+    """Elements k of rows of W, transposed: [BK, BN]."""
+    if EVEN_K:
+        return tl.load(rows + k[:, None])
+    return tl.load(rows + k[:, None], mask=(k < K)[:, None], other=0.0)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _tiled_kernel(
     x_ptr,  # [>= rows, K]
-    w_ptr,  # [N, K]
+    w_ptr,  # [N, K], or [2N, K] where ACTIVATION: N gate rows, then N up rows
     bias_ptr,  # [N] where HAS_BIAS
     out_ptr,  # [>= rows, N]
     rows,
@@ -35,9 +45,11 @@ def _tiled_kernel(
     GROUP: tl.constexpr,  # tiles of rows that pass over W together
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,  # "" for a plain product
     PDL: tl.constexpr,
 ):
-    """Store x @ W^T (+ bias)."""
+    """Store x @ W^T (+ bias), or activation(x @ gate^T) * (x @ up^T)."""
+    GATED: tl.constexpr = ACTIVATION != ""
     follow(PDL)
     program = tl.program_id(0)
     tiles_m = tl.cdiv(rows, BM)
@@ -54,19 +66,25 @@ def _tiled_kernel(
     # Rows past the end read a row that is there: what they give is not stored.
     x_rows = x_ptr + tl.where(m < rows, m, 0).to(tl.int64)[:, None] * K
     w_rows = w_ptr + tl.where(n < N, n, 0).to(tl.int64)[None, :] * K
+    up_rows = w_rows + N.to(tl.int64) * K
     acc = tl.zeros((BM, BN), dtype=tl.float32)
+    acc_up = tl.zeros((BM, BN), dtype=tl.float32)
     for step in tl.range(0, K, BK):
         if EVEN_K:
             x = tl.load(x_rows + (step + k)[None, :])
-            w = tl.load(w_rows + (step + k)[:, None])
         else:
             x = tl.load(x_rows + (step + k)[None, :], mask=(step + k < K)[None, :], other=0.0)
-            w = tl.load(w_rows + (step + k)[:, None], mask=(step + k < K)[:, None], other=0.0)
-        acc = tl.dot(x, w, acc, input_precision="ieee")
+        acc = tl.dot(x, _weights(w_rows, step + k, K, EVEN_K), acc, input_precision="ieee")
+        if GATED:
+            acc_up = tl.dot(x, _weights(up_rows, step + k, K, EVEN_K), acc_up, input_precision="ieee")
     if HAS_BIAS:
         acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        y = activate(acc.to(x_ptr.dtype.element_ty), acc_up.to(x_ptr.dtype.element_ty), ACTIVATION)
+    else:
+        y = acc.to(out_ptr.dtype.element_ty)
     out = out_ptr + m.to(tl.int64)[:, None] * N + n[None, :]
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(m < rows)[:, None] & (n < N)[None, :])
+    tl.store(out, y, mask=(m < rows)[:, None] & (n < N)[None, :])
 
 
 def tiled_product(
@@ -82,7 +100,27 @@ def tiled_product(
         rows: to compute.
         tile: how the product is cut.
     """
-    n, k = weight.shape
+    _launch(x, weight, bias, out, rows, weight.shape[0], tile, "")
+
+
+def tiled_gated(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int, tile: TiledTile, activation: str
+) -> None:
+    """Store activation(x @ gate.T) * (x @ up.T) of the first rows, as `linear_skinny.skinny_gated`."""
+    _launch(x, weight, None, out, rows, weight.shape[0] // 2, tile, activation)
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    rows: int,
+    n: int,
+    tile: TiledTile,
+    activation: str,
+) -> None:
+    k = weight.shape[1]
     launch(
         _tiled_kernel,
         (triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.columns),),
@@ -99,6 +137,7 @@ def tiled_product(
         GROUP=tile.group,
         EVEN_K=k % DEPTH == 0,
         HAS_BIAS=bias is not None,
+        ACTIVATION=activation,
         num_warps=tile.warps,
         num_stages=tile.stages,
         enable_fp_fusion=False,
@@ -107,13 +146,19 @@ def tiled_product(
 
 def compile_cases(capability: int) -> list[CompileCase]:
     """Every tile of the table, at the shapes of a small and a middle model."""
-    cases = {}
+    cases: dict[object, CompileCase] = {}
     for n, rows in ((1024, 1), (4096, 32), (28672, 64), (1024, 512), (28672, 8192)):
         tile = tiled_tile(divmod(capability, 10), n, 4096, rows)
         even = rows != 512
         pointers = dict.fromkeys(("x_ptr", "w_ptr", "bias_ptr", "out_ptr"), "*bf16" if even else "*fp16")
         arguments = pointers | dict.fromkeys(("rows", "N", "K"), "i32")
-        constants = {"BM": tile.rows, "BN": tile.columns, "BK": DEPTH, "GROUP": tile.group}
-        constants |= {"EVEN_K": even, "HAS_BIAS": not even}
+        constants: dict[str, int | str] = {"BM": tile.rows, "BN": tile.columns, "BK": DEPTH, "GROUP": tile.group}
+        constants |= {"EVEN_K": even, "HAS_BIAS": not even, "ACTIVATION": ""}
         cases[tile] = CompileCase(_tiled_kernel, arguments, constants, tile.warps, tile.stages, aligned=("N", "K"))
+        gated = gated_tile(divmod(capability, 10), n, rows)
+        if gated is not None:
+            constants = constants | {"BM": gated.rows, "BN": gated.columns, "HAS_BIAS": False, "ACTIVATION": "silu"}
+            cases[gated, "gated"] = CompileCase(
+                _tiled_kernel, arguments, constants, gated.warps, gated.stages, aligned=("N", "K")
+            )
     return list(cases.values())

@@ -8,7 +8,7 @@ import triton.language as tl
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.fp8 import encode_e4m3
 from octavo.kernels.launch import launch
-from octavo.kernels.overlap import follow
+from octavo.kernels.overlap import await_previous, start_next
 
 __all__ = ["compile_cases", "rope_and_cache"]
 
@@ -76,7 +76,7 @@ def _rope_and_cache_kernel(
 
     HALF, REST and WIDE are powers of two that hold half of the turned dimensions, the others, and all of a head.
     """
-    follow(PDL)
+    start_next(PDL)
     dtype: tl.constexpr = qkv_ptr.dtype.element_ty
     q_parts: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
     parts: tl.constexpr = q_parts + (KV_HEADS + HEADS - 1) // HEADS
@@ -88,20 +88,22 @@ def _rope_and_cache_kernel(
     source = qkv_ptr + token * ((Q_HEADS + 2 * KV_HEADS) * HEAD_DIM) + tl.where(is_q, 0, Q_HEADS * HEAD_DIM)
     rows = heads[:, None] * HEAD_DIM
 
-    # Every load is under way before the first is waited for.
     slot = tl.load(slots_ptr + token)
     position = tl.load(positions_ptr + token).to(tl.int64)
+    angles = cos_sin_ptr + position * ROTARY + tl.arange(0, HALF)
+    turned = tl.arange(0, HALF) < ROTARY // 2
+    cos = tl.load(angles, mask=turned, other=0.0)[None, :]
+    sin = tl.load(angles + ROTARY // 2, mask=turned, other=0.0)[None, :]
+    await_previous(PDL)
+
+    # Every load is under way before the first is waited for.
     dims = tl.arange(0, WIDE)[None, :]
     wide_mask = real[:, None] & (dims < HEAD_DIM) & (not is_q)
     values = tl.load(source + KV_HEADS * HEAD_DIM + rows + dims, mask=wide_mask, other=0.0)
     first, second = _halves(ROTARY, INTERLEAVED, HALF)
-    turned = tl.arange(0, HALF) < ROTARY // 2
     mask = real[:, None] & turned[None, :]
     a = tl.load(source + rows + first[None, :], mask=mask, other=0.0).to(tl.float32)
     b = tl.load(source + rows + second[None, :], mask=mask, other=0.0).to(tl.float32)
-    angles = cos_sin_ptr + position * ROTARY + tl.arange(0, HALF)
-    cos = tl.load(angles, mask=turned, other=0.0)[None, :]
-    sin = tl.load(angles + ROTARY // 2, mask=turned, other=0.0)[None, :]
     if REST:
         others = ROTARY + tl.arange(0, REST)
         rest_mask = real[:, None] & (others < HEAD_DIM)[None, :]

@@ -312,7 +312,7 @@ def tune_attention(replay: Replay, whole: float) -> None:
 
     def decode(config: DecodeConfig) -> None:
         attention_decode._launch_decode(
-            qkv, out, cache, inputs.block_tables, work, shape, work.stats, shape.scale, 1.0, config
+            qkv, out, cache, inputs.block_tables, work, shape, work.stats, shape.scale, 1.0, config, tokens
         )
 
     def group(config: DecodeConfig) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from octavo.kernels.attention import CHUNK, AttentionShape
+from octavo.kernels.attention_decode_tables import decode_config
 from octavo.kernels.attention_work import AttentionWork, device_limits, plan_attention, work_bytes
 from octavo.kernels.linear_tables import skinny_tile, slab_tile
 
@@ -26,6 +27,7 @@ class Lists:
     ) -> None:
         full: list[list[int]] = []
         rest: list[list[int]] = []
+        by_row: list[list[int]] = []
         self.row_plan: list[list[int]] = []
         shared = {row: blocks * SIZE // CHUNK for members, blocks in groups for row in members}
         for row, (slot, length, _) in enumerate(rows[:decode]):
@@ -39,7 +41,9 @@ class Lists:
                     place = row * work.chunks + i if partial else -1
                     item = [row, slot, begin, end, place, length - 1]
                     (rest if i == len(chunks) - 1 else full).append(item)
-        self.decode = full + rest
+                    by_row.append(item)
+        # Last chunks are apart from the others where rows are few; whether before or after is for speed alone.
+        self.decode = [rest + full, full + rest] if decode <= 32 else [by_row]
         self.groups: list[list[int]] = []
         first = 0
         for members, blocks in groups:
@@ -99,9 +103,9 @@ def check(
     rows: list[tuple[int, int, int]], decode: int, groups: list[tuple[list[int], int]], work: AttentionWork
 ) -> None:
     expected = Lists(rows, decode, groups, work)
-    totals = [len(expected.decode), len(expected.groups), len(expected.prompt), decode]
+    totals = [len(expected.decode[0]), len(expected.groups), len(expected.prompt), decode]
     assert work.totals.tolist() == totals
-    assert work.decode_items[: totals[0], :6].tolist() == expected.decode
+    assert work.decode_items[: totals[0], :6].tolist() in expected.decode
     assert work.group_items[: totals[1], :4].tolist() == expected.groups
     assert work.prompt_items[: totals[2]].tolist() == expected.prompt
     assert work.row_plan[:decode].tolist() == expected.row_plan
@@ -138,6 +142,24 @@ def test_any_step(device: torch.device, seed: int) -> None:
     work = AttentionWork(24, 3200, 4096, shape(choose.choice([2, 8, 32])), 0, device)
     plan(rows, decode, groups, work, device, padding=choose.randint(0, 2), mixed=prompts > 0)
     check(rows, decode, groups, work)
+
+
+def test_many_rows(device: torch.device) -> None:
+    rows = [(row, 1 + 61 * row, 1) for row in range(40)]
+    work = AttentionWork(48, 3000, 64, shape(), 0, device)
+    plan(rows, len(rows), [], work, device)
+    check(rows, len(rows), [], work)
+
+
+def test_last_chunks_come_first_where_programs_have_no_gap_for_them(device: torch.device) -> None:
+    """Two heads share an item: full chunks that come out even, then ones that leave most programs idle at the end."""
+    work = AttentionWork(2, 6000, 64, shape(), 0, device)
+    work.processors = 8
+    chunks = work.processors * decode_config(work.capability, work.shape, 2).programs // 2
+    for full, first in ((chunks, True), (chunks + 1, False), (2 * chunks - 1, True)):
+        rows = [(row, (full + row) // 2 * CHUNK + 1, 1) for row in range(2)]
+        plan(rows, 2, [], work, device)
+        assert (work.decode_items[0, 3] - work.decode_items[0, 2] == 1).item() is first
 
 
 def test_lists_of_the_last_step_are_gone(device: torch.device) -> None:

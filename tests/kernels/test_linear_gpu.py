@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from kernel_devices import in_one_dtype
+from kernel_devices import INTERPRETED, in_one_dtype
 from octavo.kernels import reference
 from octavo.kernels.activation import act_and_mul
 from octavo.kernels.gluon_support import gluon_serves
@@ -18,11 +18,12 @@ from octavo.kernels.linear_tables import (
     SkinnyTile,
     TiledTile,
     cublas_is_invariant,
+    gated_tile,
     skinny_tile,
     slab_tile,
     tiled_tile,
 )
-from octavo.kernels.linear_tiled import tiled_product
+from octavo.kernels.linear_tiled import tiled_gated, tiled_product
 
 SKINNY = [
     SkinnyTile(False, 16, 16, 32, 1, 3),
@@ -118,6 +119,26 @@ def test_fused_gate_and_up_store_what_the_separate_kernels_store(
     torch.testing.assert_close(fused[:rows].float(), expected, atol=digits / 8, rtol=1.5 * digits)
 
 
+@pytest.mark.parametrize("tile", TILED, ids=str)
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_tiles_of_gate_and_up_store_what_the_separate_kernels_store(
+    tile: TiledTile, activation: str, device: torch.device, dtype: torch.dtype
+) -> None:
+    rows, n, k = 70, 40, 80
+    x, weight, _ = operands(rows, 2 * n, k, dtype, device)
+    fused, separate = untouched(rows, n, dtype, device), untouched(rows, n, dtype, device)
+    tiled_gated(x, weight, fused, rows, tile, activation)
+    both = torch.empty(rows + 1, 2 * n, dtype=dtype, device=device)
+    tiled_product(x, weight, None, both, rows, tile)
+    act_and_mul(both, separate, rows, activation)
+    # The interpreter's products are NumPy's, whose order of sums depends on a column's place.
+    if INTERPRETED:
+        digits = 2e-6 if dtype == torch.float32 else 2**-10
+        torch.testing.assert_close(fused, separate, atol=digits / 2, rtol=digits)
+    else:
+        assert fused.equal(separate)
+
+
 @pytest.mark.gpu
 @in_one_dtype
 @pytest.mark.parametrize(("n", "k"), [(1024, 3072), (4096, 1024), (136, 80)])
@@ -167,12 +188,12 @@ def test_gated_has_the_same_bits_at_every_number_of_rows(
 ) -> None:
     restore = configure_cublas()
     try:
-        x, weight, _ = operands(256, 2 * n, k, dtype, device)
+        x, weight, _ = operands(257, 2 * n, k, dtype, device)
         dense = Dense(weight)
-        scratch = torch.empty(256, 2 * n, dtype=dtype, device=device)
-        alone, together = (torch.empty(256, n, dtype=dtype, device=device) for _ in range(2))
+        scratch = torch.empty(257, 2 * n, dtype=dtype, device=device)
+        alone, together = (torch.empty(257, n, dtype=dtype, device=device) for _ in range(2))
         dense.gated(x, scratch, alone, 1, "silu")
-        for rows in (2, 8, 16, 32, 64, 128, 256):
+        for rows in (2, 8, 16, 32, 64, 65, 128, 129, 256, 257):
             dense.gated(x, scratch, together, rows, "silu")
             assert together[0].equal(alone[0]), rows
     finally:
@@ -271,6 +292,8 @@ def test_tables_cover_every_number_of_rows() -> None:
                     tile = skinny_tile(capability, n, k, rows, gated=gated)
                     assert tile is None or tile.rows >= rows
                 assert tiled_tile(capability, n, k, rows).rows >= 16
+                gated_tiled = gated_tile(capability, n, rows)
+                assert gated_tiled is None or gated_tiled.columns >= 16
     assert not cublas_is_invariant((8, 9))
     assert cublas_is_invariant((9, 0))
 
