@@ -66,15 +66,15 @@ def test_programs_that_take_turns_leave_no_item_out(device: torch.device) -> Non
     """Also after a launch with fewer items than programs: what they count by is put back each time."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     few = make_step(AttentionShape(4, 2, 64, 16, 0.125), rows(17), dtype, device)
-    # More items than a GPU has programs.
-    many = make_step(few.shape, rows(*([300, 17] if INTERPRETED else [3000, 17] * 60)), dtype, device)
+    # More items than a GPU has programs, of so few rows that programs take no turns.
+    many = make_step(few.shape, rows(*([300, 17] if INTERPRETED else [6000, 17] * 30)), dtype, device)
     work = many.work(0)
     out, expected = (torch.empty(len(many.qkv), 4 * 64, dtype=dtype, device=device) for _ in range(2))
-    for step, tokens in ((many, 16), (few, 256), (many, 256), (few, 256), (many, 256)):
+    for step, tokens in ((many, 64), (few, 256), (many, 256), (few, 256), (many, 256)):
         step.plan(work)
         out.zero_()
         decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, tokens=tokens, grouped=False)
-        if step is many and tokens == 16:
+        if step is many and tokens == 64:
             expected.copy_(out)
         elif step is many:
             assert torch.equal(out, expected)
