@@ -24,7 +24,7 @@ from octavo.sampling_params import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
-from octavo.server.app import ServerState
+from octavo.server.state import ServerState
 from server_fakes import FakeEngine
 from server_harness import Running
 

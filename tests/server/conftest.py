@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import openai
 import pytest
-from octavo.server.app import ServerState
+from octavo.server.settings import ServerSettings
+from octavo.server.state import ServerState
 from server_fakes import FakeEngine
 from server_harness import Running
 
@@ -14,8 +16,8 @@ def start() -> Iterator[Callable[..., Running]]:
     """Starts servers; stopped at the test's end."""
     running: list[Running] = []
 
-    def make(engine: FakeEngine | None = None, **options: int) -> Running:
-        running.append(Running(engine or FakeEngine(), ServerState(**options)))
+    def make(engine: FakeEngine | None = None, **settings: Any) -> Running:
+        running.append(Running(engine or FakeEngine(), ServerState(ServerSettings(**settings))))
         return running[-1]
 
     yield make

@@ -7,7 +7,7 @@ import threading
 
 import openai
 import uvloop
-from octavo.server.app import ServerState
+from octavo.server.state import ServerState
 from octavo.server.lifecycle import serve
 from octavo.server.listen import bind
 from server_fakes import FakeEngine

@@ -6,8 +6,11 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from starlette.routing import BaseRoute, Route
+
 from octavo.engine.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams
+from octavo.server.exchange import Call, Exchange
 from octavo.server.generation import Answer, collect, pieces
 from octavo.server.http import Reply
 from octavo.server.messages import flatten
@@ -18,9 +21,9 @@ from octavo.server.shapes import ChatLogprobs, usage
 from octavo.server.sse import ChunkWriter
 
 if TYPE_CHECKING:
-    from octavo.server.app import ServerState
+    from octavo.server.state import ServerState
 
-__all__ = ["chat_completions"]
+__all__ = ["chat_completions", "routes"]
 
 # What a client's template variables may not stand in for.
 _RESERVED = (
@@ -33,10 +36,15 @@ _RESERVED = (
 )
 
 
-async def chat_completions(state: ServerState, body: bytes, reply: Reply, request_id: str) -> None:
+def routes(state: ServerState) -> list[BaseRoute]:
+    """`/v1/chat/completions`."""
+    return [Route("/v1/chat/completions", Exchange(state, chat_completions), methods=["POST"])]
+
+
+async def chat_completions(call: Call) -> None:
     """Answer one chat request, whole or streamed."""
-    request = decode(ChatCompletionRequest, body)
-    served = state.resolve(request.model)
+    request = decode(ChatCompletionRequest, call.body)
+    served = await call.route(request.model)
     params = request.sampling_params(
         served.sampling_defaults,
         max_tokens=None,
@@ -52,13 +60,13 @@ async def chat_completions(state: ServerState, body: bytes, reply: Reply, reques
     )
     served.check_length(prompt, "messages")
     to_logprobs = await _logprobs(served, request)
-    record = RequestRecord(state.metrics, served.name, len(prompt), 1)
-    answer_id = f"chatcmpl-{request_id}"
+    record = call.record(served, len(prompt))
+    answer_id = f"chatcmpl-{call.request_id}"
     if request.stream:
-        await _stream(served, request, prompt, params, record, reply, answer_id, to_logprobs)
+        await _stream(served, request, prompt, params, record, call.reply, answer_id, to_logprobs)
         return
     answers = await collect(served, [prompt], params, record)
-    await reply.json(
+    await call.reply.json(
         {
             "id": answer_id,
             "object": "chat.completion",

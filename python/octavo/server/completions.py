@@ -6,9 +6,12 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from starlette.routing import BaseRoute, Route
+
 from octavo.engine.outputs import OutputDelta
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
+from octavo.server.exchange import Call, Exchange
 from octavo.server.generation import Answer, collect, pieces
 from octavo.server.http import Reply
 from octavo.server.metrics import RequestRecord
@@ -18,17 +21,22 @@ from octavo.server.shapes import CompletionLogprobs, usage
 from octavo.server.sse import ChunkWriter
 
 if TYPE_CHECKING:
-    from octavo.server.app import ServerState
+    from octavo.server.state import ServerState
 
-__all__ = ["completions"]
+__all__ = ["completions", "routes"]
 
 _DEFAULT_MAX_TOKENS = 16
 
 
-async def completions(state: ServerState, body: bytes, reply: Reply, request_id: str) -> None:
+def routes(state: ServerState) -> list[BaseRoute]:
+    """`/v1/completions`."""
+    return [Route("/v1/completions", Exchange(state, completions), methods=["POST"])]
+
+
+async def completions(call: Call) -> None:
     """Answer one completion request, whole or streamed."""
-    request = decode(CompletionRequest, body)
-    served = state.resolve(request.model)
+    request = decode(CompletionRequest, call.body)
+    served = await call.route(request.model)
     if request.logprobs is not None and request.logprobs > MAX_LOGPROBS:
         raise InvalidRequest(f"logprobs: {request.logprobs} is more than {MAX_LOGPROBS}", "logprobs")
     params = request.sampling_params(
@@ -46,14 +54,14 @@ async def completions(state: ServerState, body: bytes, reply: Reply, request_id:
     for ids in prompts:
         served.check_length(ids, "prompt")
     echoes = [await _echo(served, prompt) for prompt in given] if request.echo else [""] * len(given)
-    record = RequestRecord(state.metrics, served.name, sum(map(len, prompts)), len(prompts))
-    answer_id = f"cmpl-{request_id}"
+    record = call.record(served, sum(map(len, prompts)), len(prompts))
+    answer_id = f"cmpl-{call.request_id}"
     to_logprobs = await _logprobs(served, request, len(prompts) * params.n)
     if request.stream:
-        await _stream(served, request, prompts, echoes, params, record, reply, answer_id, to_logprobs)
+        await _stream(served, request, prompts, echoes, params, record, call.reply, answer_id, to_logprobs)
         return
     answers = await collect(served, prompts, params, record)
-    await reply.json(
+    await call.reply.json(
         {
             "id": answer_id,
             "object": "text_completion",

@@ -11,10 +11,11 @@ from typing import Protocol
 
 import uvicorn
 
-from octavo.server.app import ServerState, create_app
+from octavo.server.app import create_app
 from octavo.server.connection import ClientConnection
 from octavo.server.listen import BACKLOG
 from octavo.server.served import Engine, ServedModel
+from octavo.server.state import ServerState
 
 __all__ = ["ClosableEngine", "Server", "serve"]
 
