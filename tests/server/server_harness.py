@@ -7,9 +7,9 @@ import threading
 
 import openai
 import uvloop
-from octavo.server.state import ServerState
 from octavo.server.lifecycle import serve
 from octavo.server.listen import bind
+from octavo.server.state import ServerState
 from server_fakes import FakeEngine
 
 
