@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidRequest
 from octavo.server.errors import ServerStopping
-from octavo.server.http import ClientGone, Receive, Reply, Scope, Send, header, read_body, request_id_of
+from octavo.server.http import ClientGone, ErrorFormat, Receive, Reply, Scope, Send, header, read_body, request_id_of
 from octavo.server.metrics import RequestRecord
 
 if TYPE_CHECKING:
@@ -58,16 +58,22 @@ class Call:
 
 
 class Exchange:
-    """A POST route: reads the body, runs the work while the client is there, answers every failure."""
+    """A POST route: reads the body, runs the work while the client is there, answers every failure.
 
-    def __init__(self, state: ServerState, process: Process) -> None:
+    Args:
+        process: the work.
+        errors: how its errors look; OpenAI's way when None.
+    """
+
+    def __init__(self, state: ServerState, process: Process, errors: ErrorFormat | None = None) -> None:
         self._state = state
         self._process = process
+        self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request_id = request_id_of(scope)
-        reply = Reply(send, request_id)
+        reply = Reply(send, request_id, self._errors)
         state = self._state
         try:
             body = await self._body(scope, receive)

@@ -11,7 +11,18 @@ import msgspec
 
 from octavo.server.errors import BodyTooLarge, describe
 
-__all__ = ["ClientGone", "Receive", "Reply", "Scope", "Send", "header", "read_body", "request_id_of", "wait_gone"]
+__all__ = [
+    "ClientGone",
+    "ErrorFormat",
+    "Receive",
+    "Reply",
+    "Scope",
+    "Send",
+    "header",
+    "read_body",
+    "request_id_of",
+    "wait_gone",
+]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -25,6 +36,19 @@ _EVENTS = [
     (b"x-accel-buffering", b"no"),
 ]
 _encoder = msgspec.json.Encoder()
+
+
+class ErrorFormat:
+    """How the errors of a route look; this one is OpenAI's. `error` is the object that `describe` gives."""
+
+    def body(self, status: int, error: dict[str, Any]) -> Any:
+        """The answer's JSON value."""
+        return {"error": error}
+
+    def last_event(self, status: int, error: dict[str, Any]) -> bytes:
+        """The end of a stream that has begun."""
+        payload = {"error": {**error, "code": error["code"] or status}}
+        return b"data: " + _encoder.encode(payload) + b"\n\ndata: [DONE]\n\n"
 
 
 class ClientGone(Exception):
@@ -81,13 +105,16 @@ class Reply:
     Attributes:
         status: of the answer; 0 until it has begun.
         streaming: whether events are being sent.
+        num_events: sends of a stream so far; tells whether it is silent.
     """
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, errors: ErrorFormat | None = None) -> None:
         self._send = send
         self._request_id = request_id
+        self._errors = errors or ErrorFormat()
         self.status = 0
         self.streaming = False
+        self.num_events = 0
 
     async def json(self, payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
         """Answer with one object."""
@@ -113,20 +140,30 @@ class Reply:
 
     async def event(self, data: bytes) -> None:
         """Send `data`, a framed event or several."""
+        self.num_events += 1
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
+    async def comment(self) -> None:
+        """Send what clients ignore and proxies take for life; begins the stream where nothing has."""
+        if not self.streaming:
+            await self.events()
+        await self._send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
+
     async def end_events(self, last: bytes = b"") -> None:
-        """End the stream, after `last`."""
-        await self._send({"type": "http.response.body", "body": last + b"data: [DONE]\n\n", "more_body": False})
+        """End the stream, after `last`, as OpenAI does."""
+        await self.end_stream(last + b"data: [DONE]\n\n")
+
+    async def end_stream(self, last: bytes = b"") -> None:
+        """End the stream with `last` and nothing after it."""
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def fail(self, error: BaseException) -> None:
         """Answer with an error object; within a stream, as its last event."""
         status, payload, headers = describe(error)
         if not self.status:
-            await self.json(payload, status, headers)
+            await self.json(self._errors.body(status, payload["error"]), status, headers)
         elif self.streaming:
-            payload["error"]["code"] = payload["error"]["code"] or status
-            await self.end_events(b"data: " + _encoder.encode(payload) + b"\n\n")
+            await self.end_stream(self._errors.last_event(status, payload["error"]))
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
