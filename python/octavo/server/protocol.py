@@ -15,7 +15,15 @@ import msgspec
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
 
-__all__ = ["ChatCompletionRequest", "CompletionRequest", "SamplingFields", "StreamOptions", "decode"]
+__all__ = [
+    "ChatCompletionRequest",
+    "CompletionRequest",
+    "RequestBody",
+    "SamplingFields",
+    "StreamOptions",
+    "convert",
+    "decode",
+]
 
 MAX_ANSWERS = 1024  # of one request, prompts times n
 
@@ -46,7 +54,18 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class RequestBody(msgspec.Struct, kw_only=True):
+    """Any request's body."""
+
+    def check(self) -> None:
+        """Refuse what contradicts itself or is not supported.
+
+        Raises:
+            InvalidRequest: naming the field.
+        """
+
+
+class SamplingFields(RequestBody, kw_only=True):
     """What both endpoints share; the meaning of most fields is `SamplingParams`'."""
 
     model: str | None = None
@@ -232,7 +251,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
         return found
 
 
-Body = TypeVar("Body", bound=SamplingFields)
+Body = TypeVar("Body", bound=RequestBody)
 
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
@@ -246,17 +265,35 @@ def decode(kind: type[Body], body: bytes) -> Body:
     try:
         request = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        message = str(error)
-        found = _PATH.search(message)
-        field = found.group(1) if found and found.group(1) else None
-        reason = _PATH.sub("", message)
-        raise InvalidRequest(f"{field}: {reason}" if field else reason, field) from None
+        raise _wrong_type(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply") from None
     request.check()
     return request
+
+
+def convert(kind: type[Body], fields: Mapping[str, Any]) -> Body:
+    """As `decode`, from fields that are parsed already.
+
+    Raises:
+        InvalidRequest: a field of the wrong type or value; `field` names it.
+    """
+    try:
+        request = msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(error) from None
+    request.check()
+    return request
+
+
+def _wrong_type(error: msgspec.ValidationError) -> InvalidRequest:
+    message = str(error)
+    found = _PATH.search(message)
+    field = found.group(1) if found and found.group(1) else None
+    reason = _PATH.sub("", message)
+    return InvalidRequest(f"{field}: {reason}" if field else reason, field)
 
 
 def _unsupported(field: str, value: object) -> InvalidRequest:
