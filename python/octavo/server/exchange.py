@@ -63,12 +63,21 @@ class Exchange:
     Args:
         process: the work.
         errors: how its errors look; OpenAI's way when None.
+        any_content_type: take a body that does not say it is JSON, except from a web page.
     """
 
-    def __init__(self, state: ServerState, process: Process, errors: ErrorFormat | None = None) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        process: Process,
+        errors: ErrorFormat | None = None,
+        *,
+        any_content_type: bool = False,
+    ) -> None:
         self._state = state
         self._process = process
         self._errors = errors
+        self._any_content_type = any_content_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -89,6 +98,8 @@ class Exchange:
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         kind = header(scope, b"content-type")
         body = await read_body(scope, receive, self._state.settings.max_body_bytes)
+        if self._any_content_type and header(scope, b"origin") is None:
+            return body
         if kind is not None and kind.split(";")[0].strip().lower() not in ("application/json", ""):
             raise InvalidRequest(f"Content-Type: {kind[:60]!r} is not supported; send application/json")
         return body

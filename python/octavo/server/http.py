@@ -12,6 +12,7 @@ import msgspec
 from octavo.server.errors import BodyTooLarge, describe
 
 __all__ = [
+    "EVENTS",
     "ClientGone",
     "ErrorFormat",
     "Receive",
@@ -30,7 +31,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _JSON = [(b"content-type", b"application/json")]
-_EVENTS = [
+EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -40,6 +41,10 @@ _encoder = msgspec.json.Encoder()
 
 class ErrorFormat:
     """How the errors of a route look; this one is OpenAI's. `error` is the object that `describe` gives."""
+
+    def status(self, status: int, error: dict[str, Any]) -> int:
+        """The answer's status, where it differs."""
+        return status
 
     def body(self, status: int, error: dict[str, Any]) -> Any:
         """The answer's JSON value."""
@@ -133,10 +138,10 @@ class Reply:
         await self._start(status, [*fixed, length, *extra])
         await self._send({"type": "http.response.body", "body": body})
 
-    async def events(self) -> None:
-        """Begin a stream of events."""
+    async def events(self, headers: list[tuple[bytes, bytes]] = EVENTS) -> None:
+        """Begin a stream of events, or of whatever `headers` say."""
         self.streaming = True
-        await self._start(200, _EVENTS)
+        await self._start(200, headers)
 
     async def event(self, data: bytes) -> None:
         """Send `data`, a framed event or several."""
@@ -161,7 +166,8 @@ class Reply:
         """Answer with an error object; within a stream, as its last event."""
         status, payload, headers = describe(error)
         if not self.status:
-            await self.json(self._errors.body(status, payload["error"]), status, headers)
+            body = self._errors.body(status, payload["error"])
+            await self.json(body, self._errors.status(status, payload["error"]), headers)
         elif self.streaming:
             await self.end_stream(self._errors.last_event(status, payload["error"]))
 
