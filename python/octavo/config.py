@@ -24,7 +24,7 @@ _INTEGERS = (
 _CHOICES = {
     "dtype": DTYPES,
     "device": ("auto", "cpu", "cuda"),
-    "load_format": ("auto", "dummy"),
+    "load_format": ("auto", "dummy", "fake"),
     "scheduling_policy": ("fcfs", "priority"),
     "kv_cache_dtype": ("auto", "fp8", "fp8_e4m3"),
 }
@@ -40,7 +40,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
         dtype: weights, activations and KV cache. `auto`: bfloat16 where the device multiplies it natively, else
             float32.
         device: `auto`, `cpu` or `cuda`.
-        load_format: `auto`, or `dummy` for random weights from a `config.json` alone.
+        load_format: `auto`; `dummy` for random weights from a `config.json` alone; or `fake` for no model at all: any
+            name is served, by a passage written token by token, at once (see `octavo.runner.fake.FakeOptions`).
         max_model_len: tokens of prompt and output together, at least 2; the model's own limit when None, less where
             the KV cache cannot hold one such sequence.
         max_num_seqs: sequences that run at once.
@@ -65,7 +66,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     served_model_name: tuple[str, ...] = ()
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    load_format: Literal["auto", "dummy"] = "auto"
+    load_format: Literal["auto", "dummy", "fake"] = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None

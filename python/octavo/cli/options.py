@@ -35,7 +35,12 @@ _OPTIONS = (
     _option(str | None, None, "--tokenizer", text="Folder, file or repository of the tokenizer."),
     _option(str, "auto", "--dtype", text="auto, bfloat16, float16 or float32."),
     _option(str, "auto", "--device", text="auto, cpu or cuda."),
-    _option(str, "auto", "--load-format", text="auto, or dummy: random weights from a config.json alone."),
+    _option(
+        str,
+        "auto",
+        "--load-format",
+        text="auto; dummy: random weights from a config.json alone; fake: no model, for tests.",
+    ),
     _option(int | None, None, "--max-model-len", text="Tokens of prompt and output together."),
     _option(int, 256, "--max-num-seqs", text="Sequences that run at once."),
     _option(
@@ -130,7 +135,7 @@ def _config(arguments: dict[str, Any], settings: dict[str, Any]) -> EngineConfig
 
     for name, known in (
         ("device", ("auto", "cpu", "cuda")),
-        ("load_format", ("auto", "dummy")),
+        ("load_format", ("auto", "dummy", "fake")),
         ("scheduling_policy", ("fcfs", "priority")),
         ("kv_cache_dtype", ("auto", "fp8", "fp8_e4m3")),
     ):

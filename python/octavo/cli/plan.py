@@ -17,11 +17,11 @@ def plan_command(config: EngineConfig, as_json: bool) -> None:
     Raises:
         OctavoError: no such model, or one that does not fit.
     """
-    from octavo.loading.resolve import resolve_model
+    from octavo.engine.build import find_model
     from octavo.runner.build import plan_model
 
     with loading_progress() as progress:
-        source = resolve_model(config.model, progress=progress)
+        source = find_model(config, progress)
     plan = plan_model(config, source)
     if not as_json:
         typer.echo(plan.render())

@@ -88,6 +88,7 @@ class AsyncEngine:
         """Use `start`."""
         self.config = config
         self.tokenizer = None
+        self._name = config.model
         self._client = EngineClient(self._receive, self._die)
         self._loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
         self._progress: Callable[[str, int, int], None] | None = None
@@ -143,8 +144,7 @@ class AsyncEngine:
 
     async def _load(self) -> None:
         """Find the model, tell the worker, and build the tokenizer while it loads."""
-        from octavo.engine.build import load_tokenizer
-        from octavo.loading.resolve import resolve_model
+        from octavo.engine.build import find_model, load_tokenizer
 
         loop = asyncio.get_running_loop()
 
@@ -152,8 +152,10 @@ class AsyncEngine:
             if self._progress is not None:
                 loop.call_soon_threadsafe(self._progress, stage, done, total)
 
-        source = await self._in_thread(lambda: resolve_model(self.config.model, progress=progress))
+        source = await self._in_thread(lambda: find_model(self.config, progress))
         self._recommended = source.sampling_defaults
+        if source.kind == "fake":
+            self._name = source.name
         self._client.send(Load(msgspec.structs.replace(self.config, model=str(source.path))))
         self.tokenizer = await self._in_thread(lambda: load_tokenizer(self.config, source))
 
@@ -378,7 +380,7 @@ class AsyncEngine:
         if self._loaded.done():
             return
         if isinstance(outcome, ModelInfo):
-            self._loaded.set_result(outcome.known_as(self.config.model, self._recommended))
+            self._loaded.set_result(outcome.known_as(self._name, self._recommended))
         else:
             self._loaded.set_exception(outcome)
 

@@ -175,18 +175,19 @@ class WorkerBackend:
         """
         backend = cls(WORKER_COMMAND if command is None else command)
         recommended: Mapping[str, float] = {}
+        name = config.model
         try:
             if command is None:
-                from octavo.engine.build import load_tokenizer
-                from octavo.loading.resolve import resolve_model
+                from octavo.engine.build import find_model, load_tokenizer
 
-                source = resolve_model(config.model, progress=progress)
+                source = find_model(config, progress)
                 backend._send(Load(msgspec.structs.replace(config, model=str(source.path))))
                 backend.tokenizer = load_tokenizer(config, source)
                 recommended = source.sampling_defaults
+                name = source.name if source.kind == "fake" else name
             else:
                 backend._send(Load(config))
-            backend.model = backend._await_ready(progress).known_as(config.model, recommended)
+            backend.model = backend._await_ready(progress).known_as(name, recommended)
         except BaseException:
             backend.close()
             raise

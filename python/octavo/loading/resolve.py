@@ -21,14 +21,14 @@ class ModelSource:
     """Where a model's files lie on this machine.
 
     Attributes:
-        kind: `gguf` (one file holds everything), `folder` (Hugging Face layout, with weights) or `config-only`
-            (such a folder without weights).
+        kind: `gguf` (one file holds everything), `folder` (Hugging Face layout, with weights), `config-only`
+            (such a folder without weights), or `fake` (no files: `path` is a name).
         path: the file or the folder, absolute.
         name: what the person typed, or the folder's or file's own name when that was a path.
         sampling_defaults: what the model's makers recommend, where its files do not say it.
     """
 
-    kind: Literal["gguf", "folder", "config-only"]
+    kind: Literal["gguf", "folder", "config-only", "fake"]
     path: Path
     name: str
     sampling_defaults: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)

@@ -34,6 +34,8 @@ def plan_model(config: EngineConfig, source: ModelSource) -> MemoryPlan:
     Raises:
         ModelError, ConfigError, NotEnoughMemory: as `build_runner`, as far as they show without loading.
     """
+    if source.kind == "fake":
+        raise ConfigError("load_format: a fake model takes no memory that could be planned; use `auto` or `dummy`")
     return _plan(config, source, decoder_spec(load_model_config(source)))
 
 

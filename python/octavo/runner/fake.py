@@ -1,22 +1,31 @@
-"""A runner without a model: for what the host costs alone, and for leaks."""
+"""Runners without a model: for what the host costs alone, for leaks, for tests of what stands before an engine."""
 
 from __future__ import annotations
 
+import math
+import time
+import zlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from octavo.runner.interface import NUM_ARENAS, ModelInfo, StepResult
+from octavo.errors import ConfigError
+from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH, ModelInfo, StepResult
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
 
-__all__ = ["FakeHandle", "FakeRunner", "fake_model_info"]
+__all__ = ["FakeHandle", "FakeOptions", "FakeRunner", "FakeTextRunner", "fake_model_info"]
 
 _TOKEN_FACTOR = np.uint32(2654435761)
 _POSITION_FACTOR = np.uint32(2246822519)
 _SHIFT = np.uint32(15)
+_TEMPERATURE, _SEED, _SAMPLE_INDEX, _FLAGS, _NUM_LOGPROBS, _PROMPT_LENGTH = 0, slice(7, 9), 9, 10, 11, 12
+_WANTS_LOGPROBS = 2
+_LOG_HALF = math.log(0.5)
 
 
 def fake_model_info(
@@ -37,16 +46,52 @@ def fake_model_info(
     )
 
 
+class FakeOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """How a fake model behaves, written behind its name: `fake?step_ms=5&end_after=100`.
+
+    Attributes:
+        step_ms: milliseconds a step takes.
+        end_after: tokens of an answer, the end token included, or a few more where a character goes on; 0 for no end.
+        load_ms: milliseconds that loading takes.
+        fail_at: the step, counted from 0, at which the device fails; -1 for none.
+    """
+
+    step_ms: float = 0.0
+    end_after: int = 0
+    load_ms: float = 0.0
+    fail_at: int = -1
+
+    @classmethod
+    def of(cls, model: str) -> FakeOptions:
+        """The options in a model's name.
+
+        Raises:
+            ConfigError: an option that does not exist, or a value that is none.
+        """
+        pairs = [item.partition("=") for item in model.partition("?")[2].split("&") if item]
+        try:
+            options = msgspec.convert({name: value for name, _, value in pairs}, cls, strict=False)
+        except msgspec.ValidationError as error:
+            known = ", ".join(cls.__struct_fields__)
+            raise ConfigError(f"model: {model!r} is no fake model ({error}); its options are {known}") from None
+        if not (0 <= options.step_ms < 1e6 and 0 <= options.load_ms < 1e6 and options.end_after >= 0):
+            raise ConfigError(f"model: {model!r} has an option out of range; use 0 or more, and less than 1000 s")
+        return options
+
+
 class FakeHandle:
-    """A step that was over as soon as it was launched."""
+    """A step that was over as soon as it was launched, or is over at a time of `time.monotonic`."""
 
-    __slots__ = ("_result",)
+    __slots__ = ("_over_at", "_result")
 
-    def __init__(self, result: StepResult) -> None:
+    def __init__(self, result: StepResult, over_at: float = 0.0) -> None:
         self._result = result
+        self._over_at = over_at
 
     def result(self) -> StepResult:
         """The step's samples."""
+        if self._over_at and (left := self._over_at - time.monotonic()) > 0:
+            time.sleep(left)
         return self._result
 
 
@@ -105,3 +150,109 @@ class FakeRunner:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class FakeTextRunner:
+    """Writes a passage: equal prompts get equal answers in any batch, at any chunking, after preemption.
+
+    Where in the passage an answer begins is a hash of its prompt and, at a temperature, of seed and answer's index.
+
+    Args:
+        info: what the model claims to be.
+        passage: (token id, its bytes), repeated without end.
+        end_token: what ends an answer.
+        options: how it behaves.
+    """
+
+    def __init__(
+        self, info: ModelInfo, passage: Sequence[tuple[int, bytes]], end_token: int, options: FakeOptions
+    ) -> None:
+        self.info = info
+        self.num_steps = 0
+        self._passage = np.array([token for token, _ in passage], dtype=np.int32)
+        self._starts = [place for place, (_, text) in enumerate(passage) if text.startswith(b" ")]
+        # Bytes 0x80 to 0xBF go on with a character.
+        self._may_end = np.array([text[0] & 0xC0 != 0x80 for _, text in passage])
+        self._end_token = end_token
+        self._options = options
+        self._arenas: list[npt.NDArray[np.int32]] = []
+        self._results: list[npt.NDArray[np.int32]] = []
+        self._views: list[dict[str, npt.NDArray[np.int32]]] = []
+        self._history: Callable[[int], bytes] = lambda _slot: b""
+        # Of every slot: its answer's start in the passage less its prompt's length, that length, and log probabilities.
+        self._origin = np.zeros(0, dtype=np.int64)
+        self._prompt_length = np.zeros(0, dtype=np.int64)
+        self._num_logprobs = np.zeros(0, dtype=np.int32)
+        self._any_logprobs = False
+
+    def attach(self, core: Core) -> None:
+        """As `Runner.attach`."""
+        layout = core.layout()
+        sizes = {name: size for name, _, size in layout}
+        self._arenas = [np.zeros(core.arena_len(), dtype=np.int32) for _ in range(NUM_ARENAS)]
+        self._results = [np.zeros(sizes["logits_rows"], dtype=np.int32) for _ in range(NUM_ARENAS)]
+        self._views = [{name: arena[offset : offset + size] for name, offset, size in layout} for arena in self._arenas]
+        self._origin = np.zeros(sizes["rows"], dtype=np.int64)
+        self._prompt_length = np.zeros(sizes["rows"], dtype=np.int64)
+        self._num_logprobs = np.full(sizes["rows"], -1, dtype=np.int32)
+        self._history = core.history
+        core.attach(
+            [(arena.ctypes.data, arena.size) for arena in self._arenas],
+            [(result.ctypes.data, result.size) for result in self._results],
+            self,
+        )
+
+    def launch(self, plan: StepPlan) -> FakeHandle:
+        """Write each row's next token of the passage."""
+        if self.num_steps == self._options.fail_at:
+            raise RuntimeError(f"the fake device failed at step {self.num_steps}, as it was told to")
+        self.num_steps += 1
+        over_at = time.monotonic() + self._options.step_ms / 1e3 if self._options.step_ms else 0.0
+        arrays = self._views[plan.arena]
+        if plan.num_param_updates:
+            self._update_params(plan.num_param_updates, arrays)
+        count = plan.num_logits
+        slots = arrays["logits_slots"][:count]
+        positions = arrays["positions"][arrays["logits_rows"][:count]]
+        places = (self._origin[slots] + positions + 1) % self._passage.size
+        tokens = self._passage[places]
+        if self._options.end_after:
+            ends = positions + 2 - self._prompt_length[slots] >= self._options.end_after
+            ends &= self._may_end[places]
+            if plan.num_bans:
+                banned = arrays["ban_tokens"][: plan.num_bans] == self._end_token
+                ends[arrays["ban_logits"][: plan.num_bans][banned]] = False
+            tokens[ends] = self._end_token
+        self._results[plan.arena][:count] = tokens
+        result = StepResult(count)
+        if self._any_logprobs and count:
+            self._add_logprobs(result, slots, tokens)
+        return FakeHandle(result, over_at)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _update_params(self, count: int, arrays: dict[str, npt.NDArray[np.int32]]) -> None:
+        slots = arrays["param_slots"][:count].tolist()
+        values = arrays["param_values"][: count * PARAM_WIDTH].reshape(count, PARAM_WIDTH)
+        for slot, row in zip(slots, values, strict=True):
+            prompt_length = int(row[_PROMPT_LENGTH])
+            start = zlib.crc32(memoryview(self._history(slot))[: 4 * prompt_length])
+            if row[_TEMPERATURE]:
+                start = zlib.crc32(row[_SEED].tobytes() + row[_SAMPLE_INDEX].tobytes(), start)
+            self._origin[slot] = self._starts[start % len(self._starts)] - prompt_length
+            self._prompt_length[slot] = prompt_length
+            self._num_logprobs[slot] = row[_NUM_LOGPROBS] if row[_FLAGS] & _WANTS_LOGPROBS else -1
+        self._any_logprobs = bool((self._num_logprobs >= 0).any())
+
+    def _add_logprobs(self, result: StepResult, slots: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]) -> None:
+        """The chosen token has probability 1/2, the next id 1/4, and so on."""
+        width = int(self._num_logprobs[slots].max())
+        if width < 0:
+            return
+        result.logprobs = np.full(tokens.size, _LOG_HALF, dtype=np.float32)
+        places = np.arange(width, dtype=np.int32)
+        result.top_ids = (tokens[:, None] + places) % np.int32(self.info.vocab_size)
+        result.top_logprobs = np.broadcast_to(
+            ((places + 1) * _LOG_HALF).astype(np.float32), (tokens.size, width)
+        ).copy()
