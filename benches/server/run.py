@@ -1,0 +1,98 @@
+"""What the API process costs: streamed chunks, their added latency, and short whole answers.
+
+    python benches/server/run.py --json
+
+Starts the API process (one core) over an engine that answers at once, and a load generator that counts. As the two,
+and the engine's process, share whatever cores there are, the figure to compare is `chunks_per_api_cpu_s`: events sent
+for each second of the API process's own CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from load import load
+
+API = Path(__file__).with_name("api.py")
+_MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
+
+
+@contextlib.contextmanager
+def api(core: int | None, steps_per_s: float, tokenizer: str, profile: str | None) -> Iterator[tuple[int, int]]:
+    """An API process on one core: (its port, its process id)."""
+    command = [sys.executable, str(API), "--steps-per-s", str(steps_per_s), "--tokenizer", tokenizer]
+    if profile:
+        command += ["--profile", profile]
+    if core is not None:
+        command = ["taskset", "-c", str(core), *command]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise SystemExit("the API process did not start")
+        yield int(line), process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+
+
+def measure(options: argparse.Namespace, what: str, chunks_per_s: float) -> dict[str, Any]:
+    """One figure."""
+    stream = what == "stream"
+    tokens = options.tokens if stream else options.short_tokens
+    clients = options.streams if stream else options.clients
+    body = {"model": "fake", "messages": _MESSAGES, "max_tokens": tokens, "temperature": 0, "stream": stream}
+    with api(options.core, chunks_per_s / clients, options.tokenizer, options.profile) as (port, pid):
+        return {"what": what, "paced_chunks_per_s": chunks_per_s} | load(
+            port, pid, path="/v1/chat/completions", body=body, clients=clients, tokens=tokens,
+            warm_s=options.warm, seconds=options.seconds,
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", nargs="*", default=["stream", "short"], choices=["stream", "short"])
+    parser.add_argument("--streams", type=int, default=256, help="streams at once")
+    parser.add_argument("--tokens", type=int, default=512, help="of a streamed answer, a chunk each")
+    parser.add_argument("--pace", type=float, nargs="*", default=[0.0, 12500.0],
+                        help="chunks/s that the engine gives; 0: as many as are taken")  # fmt: skip
+    parser.add_argument("--clients", type=int, default=32, help="of short answers, at once")
+    parser.add_argument("--short-tokens", type=int, default=8, help="of a short answer")
+    parser.add_argument("--warm", type=float, default=1.5)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--tokenizer", default="demo")
+    parser.add_argument("--core", type=int, default=0, help="of the API process; -1: any")
+    parser.add_argument("--profile", help="a file for a profile of the API process")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    options.core = None if options.core < 0 or len(cores) < 2 else cores[options.core]
+    if options.core is not None:
+        os.sched_setaffinity(0, set(cores) - {options.core})
+    results = []
+    for what in options.what:
+        for pace in options.pace if what == "stream" else [0.0]:
+            results.append(measure(options, what, pace))
+            if not options.json:
+                print(
+                    {key: round(value, 2) if isinstance(value, float) else value for key, value in results[-1].items()}
+                )
+    if options.json:
+        machine = {"platform": platform.platform(), "python": platform.python_version(), "cores": len(cores)}
+        print(json.dumps({"machine": machine, "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
