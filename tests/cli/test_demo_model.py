@@ -109,10 +109,10 @@ def test_metrics_move_and_blocks_come_back(client: openai.OpenAI, server: Server
             model="demo", prompt=prompt, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
         )
     after = metrics(server)
-    assert after["octavo_generation_tokens_total"] - before.get("octavo_generation_tokens_total", 0) == 16
-    assert after["octavo_prompt_tokens_total"] - before.get("octavo_prompt_tokens_total", 0) == 400
+    assert after["vllm:generation_tokens_total"] - before.get("vllm:generation_tokens_total", 0) == 16
+    assert after["vllm:prompt_tokens_total"] - before.get("vllm:prompt_tokens_total", 0) == 400
     # The second prompt's full blocks were the first one's.
-    assert after["octavo_prefix_cache_hits_total"] - before["octavo_prefix_cache_hits_total"] == 192
+    assert after["vllm:prefix_cache_hits_total"] - before["vllm:prefix_cache_hits_total"] == 192
     assert after["octavo_kv_cache_blocks_cached"] > before["octavo_kv_cache_blocks_cached"]
     stream = client.completions.create(model="demo", prompt=prompt, max_tokens=500, stream=True)
     next(iter(stream))
@@ -122,7 +122,7 @@ def test_metrics_move_and_blocks_come_back(client: openai.OpenAI, server: Server
         now = metrics(server)
         if now["octavo_kv_cache_blocks_used"] == 0:
             break
-    assert now["octavo_num_requests_running"] == 0
+    assert now["vllm:num_requests_running"] == 0
     assert now["octavo_kv_cache_blocks_free"] == now["octavo_kv_cache_blocks"]
 
 

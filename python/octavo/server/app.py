@@ -6,14 +6,15 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
-from octavo.server import chat, completions, reads
+from octavo.server import chat, completions, observe, reads
 from octavo.server.reads import json_response
 from octavo.server.state import ServerState
 
 __all__ = ["create_app"]
 
-_MODULES = (chat, completions, reads)
+_MODULES = (chat, completions, observe, reads)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
@@ -32,7 +33,8 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     return json_response({"error": body}, error.status_code, dict(error.headers or {}))
 
 
-def create_app(state: ServerState) -> Starlette:
+def create_app(state: ServerState) -> ASGIApp:
     """The application over `state`; models may be added to it before and while it serves."""
     routes = [route for module in _MODULES for route in module.routes(state)]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_exception})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_exception})
+    return observe.observed(app, state, routes)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidRequest
 from octavo.server.errors import ServerStopping
-from octavo.server.http import ClientGone, ErrorFormat, Receive, Reply, Scope, Send, header, read_body, request_id_of
+from octavo.server.http import ClientGone, ErrorFormat, Receive, Reply, Scope, Send, header, read_body
 from octavo.server.metrics import RequestRecord
+from octavo.server.request_context import RequestContext, context_of
 
 if TYPE_CHECKING:
     from octavo.server.served import ServedModel
     from octavo.server.state import ServerState
+    from octavo.server.tracing import Trace
 
 __all__ = ["Call", "Exchange", "Process"]
 
@@ -29,16 +31,23 @@ class Call:
         body: bytes, whole.
         reply: the answer, not begun.
         request_id: the client's where harmless, else a fresh one; in every answer's `X-Request-Id`.
+        context: what its log line, its trace and its metrics know of it.
     """
 
-    __slots__ = ("body", "reply", "request_id", "scope", "state")
+    __slots__ = ("body", "context", "reply", "request_id", "scope", "state")
 
-    def __init__(self, state: ServerState, scope: Scope, body: bytes, reply: Reply, request_id: str) -> None:
+    def __init__(self, state: ServerState, scope: Scope, body: bytes, reply: Reply, context: RequestContext) -> None:
         self.state = state
         self.scope = scope
         self.body = body
         self.reply = reply
-        self.request_id = request_id
+        self.request_id = context.request_id
+        self.context = context
+
+    @property
+    def trace(self) -> Trace | None:
+        """The trace the request belongs to."""
+        return self.context.trace
 
     def header(self, name: bytes) -> str | None:
         """The first request header of a (lower case) name."""
@@ -53,8 +62,17 @@ class Call:
         return self.state.resolve(name)
 
     def record(self, served: ServedModel, prompt_tokens: int, num_prompts: int = 1) -> RequestRecord:
-        """The request's times and counts, from now on."""
-        return RequestRecord(self.state.metrics, served.name, prompt_tokens, num_prompts)
+        """The request's times and counts, from its arrival on."""
+        record = RequestRecord(
+            self.state.metrics,
+            served.name,
+            prompt_tokens,
+            num_prompts,
+            variant=getattr(served, "version", None),
+            arrival=self.context.arrival,
+        )
+        self.context.record = record
+        return record
 
 
 class Exchange:
@@ -81,19 +99,20 @@ class Exchange:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        request_id = request_id_of(scope)
-        reply = Reply(send, request_id, self._errors)
+        context = context_of(scope)
+        reply = Reply(send, context.headers, self._errors)
         state = self._state
         try:
             body = await self._body(scope, receive)
         except ClientGone:
+            context.disconnected = True
             return
         except InvalidRequest as error:
             await reply.fail(error)
         else:
-            if not await state.run(self._work(Call(state, scope, body, reply, request_id)), receive):
-                state.metrics.client_disconnects.inc()
-        state.metrics.http_requests.labels(scope["path"], str(reply.status or 499)).inc()
+            if not await state.run(self._work(Call(state, scope, body, reply, context)), receive):
+                context.disconnected = True
+        context.error_code = reply.error_code
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         kind = header(scope, b"content-type")

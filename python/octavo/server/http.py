@@ -111,15 +111,19 @@ class Reply:
         status: of the answer; 0 until it has begun.
         streaming: whether events are being sent.
         num_events: sends of a stream so far; tells whether it is silent.
+        error_code: of the error that was answered.
     """
 
-    def __init__(self, send: Send, request_id: str, errors: ErrorFormat | None = None) -> None:
+    def __init__(
+        self, send: Send, headers: list[tuple[bytes, bytes]] | None = None, errors: ErrorFormat | None = None
+    ) -> None:
         self._send = send
-        self._request_id = request_id
+        self._headers = headers or []
         self._errors = errors or ErrorFormat()
         self.status = 0
         self.streaming = False
         self.num_events = 0
+        self.error_code: str | None = None
 
     async def json(self, payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
         """Answer with one object."""
@@ -165,6 +169,7 @@ class Reply:
     async def fail(self, error: BaseException) -> None:
         """Answer with an error object; within a stream, as its last event."""
         status, payload, headers = describe(error)
+        self.error_code = payload["error"]["code"]
         if not self.status:
             body = self._errors.body(status, payload["error"])
             await self.json(body, self._errors.status(status, payload["error"]), headers)
@@ -173,5 +178,4 @@ class Reply:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
-        request_id = (b"x-request-id", self._request_id.encode())
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, request_id]})
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._headers]})

@@ -1,195 +1,401 @@
-"""Prometheus metrics, scraped at `/metrics`: named as vLLM names them, with our prefix."""
+"""Every metric of a server, scraped at `/metrics`: vLLM's names for what vLLM has, `octavo_` for the rest."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+import msgspec
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from octavo.engine.outputs import OutputDelta
+from octavo.server.request_record import RequestRecord
+from octavo.server.series import Family, Histogram, Value
 
-__all__ = ["Metrics", "RequestRecord"]
+__all__ = ["EngineReading", "Metrics", "ModelSeries", "RequestRecord", "VariantSeries"]
 
-# When each series began doubles what is scraped and no dashboard asks for it.
-disable_created_metrics()  # type: ignore[no-untyped-call]
+_ENGINE = ("model_name", "engine")
+_VARIANT = ("model_name", "variant")
 
-_LABEL = ["model_name"]
-# Finer below than vLLM's: a small model's token takes less than a millisecond.
+# All of vLLM's edges, so that queries by edge go on working, and finer ones below: a small model's token takes less
+# than a millisecond, and vLLM's first edge is 10 ms for tokens and 300 ms for whole requests.
+_FIRST_TOKEN_SECONDS = (
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5,
+    5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
 _TOKEN_SECONDS = (
-    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
-    0.75, 1, 2.5, 5, 10, 40, 80,
+    0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1,
+    0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
 )  # fmt: skip
-_FIRST_SECONDS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+_REQUEST_SECONDS = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20,
+    30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
-_WHOLE_SECONDS = (
-    0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920,
-)  # fmt: skip
-_TOKENS = tuple(factor * 10**power for power in range(6) for factor in (1, 2, 5))
+_TOKENS = (*(float(factor * 10**power) for power in range(6) for factor in (1, 2, 5)), 1e6)
+_ANSWERS = (1.0, 2.0, 5.0, 10.0, 20.0)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
-# Of the engine's stats: (metric without prefix, help, the stats' name).
-_GAUGES = (
-    ("num_requests_running", "Answers in the running batch.", "running"),
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+# vLLM's, a histogram each: (name, help, bounds).
+_HISTOGRAMS = (
+    ("time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN_SECONDS),
+    ("inter_token_latency_seconds", "Between two tokens of an answer.", _TOKEN_SECONDS),
+    ("request_time_per_output_token_seconds", "Mean time a token of a request after its first.", _TOKEN_SECONDS),
+    ("e2e_request_latency_seconds", "From arrival to the answer's end.", _REQUEST_SECONDS),
+    ("request_queue_time_seconds", "From arrival until the request was admitted.", _REQUEST_SECONDS),
+    ("request_inference_time_seconds", "From admission to the last token.", _REQUEST_SECONDS),
+    ("request_prefill_time_seconds", "From admission to the first token.", _REQUEST_SECONDS),
+    ("request_decode_time_seconds", "From the first token to the last.", _REQUEST_SECONDS),
+    ("request_prompt_tokens", "Prompt tokens a request.", _TOKENS),
+    ("request_generation_tokens", "Output tokens a request.", _TOKENS),
+    ("request_max_num_generation_tokens", "Output tokens of a request's longest answer.", _TOKENS),
+    ("request_prefill_kv_computed_tokens", "Prompt tokens a request that no cache held.", _TOKENS),
+    ("request_params_n", "Answers asked for, a request.", _ANSWERS),
+    ("request_params_max_tokens", "max_tokens asked for, a request.", _TOKENS),
+)
+# vLLM's, counted by the server as answers arrive.
+_COUNTERS = (
+    ("prompt_tokens", "Prompt tokens of requests that got their first token."),
+    ("prompt_tokens_cached", "Prompt tokens taken from the prefix cache."),
+    ("generation_tokens", "Tokens generated."),
+)
+_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+# vLLM's, from the engine's stats: (name, help, the stats' names that add up to it).
+_ENGINE_GAUGES = (("num_requests_running", "Answers in the running batch.", ("running",)),)
+_ENGINE_COUNTERS = (
+    ("num_preemptions", "Sequences whose blocks were taken back.", "preemptions"),
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+)
+# Ours, from the engine's stats; one that an engine does not give is left out.
+_OUR_GAUGES = (
     ("num_requests_deferred", "Answers that wait for a prefix another one computes.", "deferred"),
+    ("open_requests", "Requests the engine holds for this server.", "open_requests"),
     ("kv_cache_blocks", "Blocks of the KV cache, the null block apart.", "blocks_total"),
     ("kv_cache_blocks_used", "Blocks that sequences hold.", "blocks_used"),
     ("kv_cache_blocks_free", "Blocks that can be taken, cached ones among them.", "blocks_free"),
     ("kv_cache_blocks_cached", "Blocks that the prefix cache knows, held or free.", "blocks_cached"),
+    ("kv_cache_blocks_free_cached", "Free blocks that the prefix cache knows: taken last.", "blocks_free_cached"),
+    ("kv_cache_blocks_partial", "Held blocks with room for more tokens.", "blocks_partial"),
+    ("kv_cache_slots_unfilled", "Token slots of held blocks that hold none yet.", "slots_unfilled"),
 )
-_COUNTERS = (
-    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
-    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+_OUR_COUNTERS = (
     ("prefix_cache_evictions", "Cached blocks lost because they were needed.", "evictions"),
-    ("num_preemptions", "Sequences whose blocks were taken back.", "preemptions"),
     ("engine_steps", "Steps the engine has planned.", "steps"),
     ("kv_cache_block_allocations", "Blocks taken.", "allocations"),
     ("kv_cache_block_frees", "Blocks given back.", "frees"),
 )
+_HOST_PREFIX, _HOST_SUFFIX = "host_", "_seconds"
+_SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
-class _EngineStats(Collector):
-    """Turns the last stats of every engine into metrics at scrape time."""
+class EngineReading(msgspec.Struct):
+    """What one engine said when it was asked.
 
-    def __init__(self) -> None:
-        self.by_model: dict[str, Mapping[str, int | float]] = {}
+    Attributes:
+        model_name: label.
+        engine: label; tells engines of one model name apart.
+        stats: its gauges and counters; None when it did not answer.
+        info: constants of the model, as labels of `octavo_model_info`.
+        cache_config: constants of its KV cache, as labels of `cache_config_info`.
+        state: loading, ready, ...
+        restarts: of its process.
+        load_seconds: until it was ready.
+        waiting_outside: requests that the server holds back from it.
+    """
 
-    def collect(self) -> Iterable[Metric]:
-        """The engines' gauges and counters."""
-        for name, text, key in _GAUGES:
-            gauge = GaugeMetricFamily(f"octavo_{name}", text, labels=_LABEL)
-            for model, stats in self.by_model.items():
-                gauge.add_metric([model], float(stats[key]))
-            yield gauge
-        waiting = GaugeMetricFamily("octavo_num_requests_waiting", "Answers that wait to be scheduled.", labels=_LABEL)
-        share = GaugeMetricFamily("octavo_kv_cache_usage_perc", "Share of the blocks in use, 0 to 1.", labels=_LABEL)
-        for model, stats in self.by_model.items():
-            waiting.add_metric([model], float(stats["waiting"] + stats["deferred"]))
-            share.add_metric([model], stats["blocks_used"] / max(stats["blocks_total"], 1))
-        yield waiting
-        yield share
-        for name, text, key in _COUNTERS:
-            counter = CounterMetricFamily(f"octavo_{name}", text, labels=_LABEL)
-            for model, stats in self.by_model.items():
-                counter.add_metric([model], float(stats[key]))
-            yield counter
+    model_name: str
+    engine: str = "0"
+    stats: Mapping[str, int | float] | None = None
+    info: dict[str, str] = {}
+    cache_config: dict[str, str] = {}
+    state: str = "ready"
+    restarts: int = 0
+    load_seconds: float | None = None
+    waiting_outside: int = 0
+
+
+class ModelSeries:
+    """The series that requests of one model write to, found once."""
+
+    __slots__ = (
+        "decode", "e2e", "finished", "first_token", "generation", "generation_tokens", "inference", "inter_token",
+        "max_generation", "params_max_tokens", "params_n", "per_token", "prefill", "prefill_computed", "prompt",
+        "prompt_tokens", "prompt_tokens_cached", "queue", "source_cached", "source_computed",
+    )  # fmt: skip
+
+    def __init__(self, families: Mapping[str, Family], model_name: str, engine: str) -> None:
+        def histogram(name: str) -> Histogram:
+            return families[name].histogram(model_name, engine)
+
+        self.first_token = histogram("time_to_first_token_seconds")
+        self.inter_token = histogram("inter_token_latency_seconds")
+        self.per_token = histogram("request_time_per_output_token_seconds")
+        self.e2e = histogram("e2e_request_latency_seconds")
+        self.queue = histogram("request_queue_time_seconds")
+        self.inference = histogram("request_inference_time_seconds")
+        self.prefill = histogram("request_prefill_time_seconds")
+        self.decode = histogram("request_decode_time_seconds")
+        self.prompt = histogram("request_prompt_tokens")
+        self.generation = histogram("request_generation_tokens")
+        self.max_generation = histogram("request_max_num_generation_tokens")
+        self.prefill_computed = histogram("request_prefill_kv_computed_tokens")
+        self.params_n = histogram("request_params_n")
+        self.params_max_tokens = histogram("request_params_max_tokens")
+        self.prompt_tokens = families["prompt_tokens"].labels(model_name, engine)
+        self.prompt_tokens_cached = families["prompt_tokens_cached"].labels(model_name, engine)
+        self.generation_tokens = families["generation_tokens"].labels(model_name, engine)
+        by_source = families["prompt_tokens_by_source"]
+        self.source_computed, self.source_cached, _ = (
+            by_source.labels(model_name, engine, source) for source in _SOURCES
+        )
+        success = families["request_success"]
+        self.finished = {reason: success.labels(model_name, engine, reason) for reason in FINISH_REASONS}
+
+
+class VariantSeries:
+    """The series of one version behind a name that requests ask for."""
+
+    __slots__ = ("e2e", "finished", "first_token", "generation_tokens", "per_token", "prompt_tokens")
+
+    def __init__(self, families: Mapping[str, Family], model_name: str, variant: str) -> None:
+        labels = (model_name, variant)
+        requests = families["variant_requests"]
+        self.finished: dict[str, Value] = {reason: requests.labels(*labels, reason) for reason in FINISH_REASONS}
+        self.prompt_tokens = families["variant_prompt_tokens"].labels(*labels)
+        self.generation_tokens = families["variant_generation_tokens"].labels(*labels)
+        self.first_token = families["variant_time_to_first_token_seconds"].histogram(*labels)
+        self.per_token = families["variant_time_per_output_token_seconds"].histogram(*labels)
+        self.e2e = families["variant_request_latency_seconds"].histogram(*labels)
 
 
 class Metrics:
-    """All metrics of one server, in a registry of their own."""
+    """All metrics of one server. Written and read in its event loop alone.
 
-    def __init__(self, version: str) -> None:
-        registry = CollectorRegistry()
-        self._registry = registry
-        self._engines = _EngineStats()
-        registry.register(self._engines)
+    Args:
+        version: of the program.
+        prefix: before vLLM's names; `octavo_` for who wants one prefix for all.
+        old_names: show what vLLM renamed under its old name too.
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"octavo_{name}", text, [*_LABEL, *labels], registry=registry)
+    Attributes:
+        http_requests: by path template and status.
+        http_seconds: by path template.
+        client_disconnects: requests whose client went away.
+        requests_aborted: by model: ended before their answer was complete.
+        request_errors: by the error object's `code`.
+        deadline_exceeded: requests that ran out of time.
+        auth_failures: requests without a valid key, by reason.
+        admission_rejections: by model and reason.
+        log_lines_dropped: because whoever reads the log was too slow.
+    """
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"octavo_{name}", text, _LABEL, buckets=buckets, registry=registry)
+    def __init__(self, version: str, *, prefix: str = "vllm:", old_names: bool = False) -> None:
+        self._families: dict[str, Family] = {}
+        self._models: dict[tuple[str, str], ModelSeries] = {}
+        self._variants: dict[tuple[str, str], VariantSeries] = {}
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
 
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
-        self.prompt_tokens_cached = counter("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.")
-        self.generation_tokens = counter("generation_tokens", "Tokens generated.")
-        self.request_success = counter("request_success", "Answers finished, by reason.", "finished_reason")
-        self.requests_aborted = counter("requests_aborted", "Requests ended before their answer was complete.")
-        self.first_token = histogram(
-            "time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_SECONDS
-        )
-        self.inter_token = histogram(
-            "inter_token_latency_seconds", "Between two pieces of an answer, a token.", _TOKEN_SECONDS
-        )
-        self.per_token = histogram(
-            "request_time_per_output_token_seconds", "Mean time a token of an answer after its first.", _TOKEN_SECONDS
-        )
-        self.whole = histogram("e2e_request_latency_seconds", "From arrival to the answer's end.", _WHOLE_SECONDS)
-        self.request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens a request.", _TOKENS)
-        self.request_generation_tokens = histogram("request_generation_tokens", "Output tokens a request.", _TOKENS)
-        self.http_requests = Counter(
-            "octavo_http_requests", "HTTP requests answered.", ["path", "code"], registry=registry
-        )
-        self.client_disconnects = Counter(
-            "octavo_client_disconnects", "Requests whose client went away.", registry=registry
-        )
-        info = Gauge("octavo_build_info", "The version that runs.", ["version"], registry=registry)
-        info.labels(version).set(1)
+        def theirs(
+            name: str, text: str, kind: str, *labels: str, bounds: tuple[float, ...] = (), old: str | None = None
+        ) -> Family:
+            family = Family(prefix + name, text, kind, (*_ENGINE, *labels), bounds)
+            self._families[name] = family
+            if old is not None and old_names:
+                self._old.append((family, prefix + old))
+            return family
 
-    def expose(self, stats: Mapping[str, Mapping[str, int | float]]) -> bytes:
+        def ours(name: str, text: str, kind: str, labels: Iterable[str] = (), bounds: tuple[float, ...] = ()) -> Family:
+            self._families[name] = Family(f"octavo_{name}", text, kind, tuple(labels), bounds)
+            return self._families[name]
+
+        self._old: list[tuple[Family, str]] = []
+        for name, text, bounds in _HISTOGRAMS:
+            old = "time_per_output_token_seconds" if name == "inter_token_latency_seconds" else None
+            theirs(name, text, "histogram", bounds=bounds, old=old)
+        for name, text in _COUNTERS:
+            theirs(name, text, "counter")
+        theirs(
+            "prompt_tokens_by_source", "Prompt tokens by where their keys and values come from.", "counter", "source"
+        )
+        theirs("request_success", "Answers that ended, by reason.", "counter", "finished_reason")
+        for name, text, _ in _ENGINE_GAUGES:
+            theirs(name, text, "gauge")
+        theirs("num_requests_waiting", "Answers that wait: at the door, in the queue or for a prefix.", "gauge")
+        theirs("num_requests_waiting_by_reason", "The same, by what they wait for.", "gauge", "reason")
+        theirs("kv_cache_usage_perc", "Share of the blocks that are held, 0 to 1.", "gauge", old="gpu_cache_usage_perc")
+        theirs("engine_sleep_state", "1 for the state the engine is in.", "gauge", "sleep_state")
+        for name, text, _ in _ENGINE_COUNTERS:
+            theirs(name, text, "counter")
+        theirs("iteration_tokens_total", "Tokens a step.", "histogram", bounds=tuple(map(float, _STEP_TOKENS)))
+        self.admission_rejections = Family(
+            f"{prefix}admission_rejections",
+            "Requests refused at the door, by reason.",
+            "counter",
+            ("model_name", "reason"),
+        )
+        self._families["admission_rejections"] = self.admission_rejections
+        self._prefix = prefix
+
+        for name, text, _ in _OUR_GAUGES:
+            ours(name, text, "gauge", _ENGINE)
+        for name, text, _ in _OUR_COUNTERS:
+            ours(name, text, "counter", _ENGINE)
+        ours(
+            "kv_cache_hit_ratio", "Share of looked up prompt tokens that were found, since the start.", "gauge", _ENGINE
+        )
+        ours("kv_cache_fragmentation_ratio", "Share of held token slots that hold no token yet.", "gauge", _ENGINE)
+        ours("engine_host_seconds", "Host time of the engine's steps, by part.", "counter", (*_ENGINE, "part"))
+        ours("engine_restarts", "Times the engine's process was started again.", "counter", _ENGINE)
+        ours("model_load_seconds", "From the order to load until it was ready.", "gauge", _ENGINE)
+        ours("model_state", "1 for the state the model is in.", "gauge", (*_ENGINE, "state"))
+        ours("queue_requests", "Requests held at the door, by priority class.", "gauge", ("class",))
+        ours("queue_tokens", "Prompt tokens of requests held at the door, by priority class.", "gauge", ("class",))
+        ours(
+            "variant_requests", "Answers that ended, by version and reason.", "counter", (*_VARIANT, "finished_reason")
+        )
+        ours("variant_prompt_tokens", "Prompt tokens, by version.", "counter", _VARIANT)
+        ours("variant_generation_tokens", "Tokens generated, by version.", "counter", _VARIANT)
+        for name, text, bounds in (
+            ("time_to_first_token", "From arrival to the first token, by version.", _FIRST_TOKEN_SECONDS),
+            ("time_per_output_token", "Mean time a token after the first, by version.", _TOKEN_SECONDS),
+            ("request_latency", "From arrival to the answer's end, by version.", _REQUEST_SECONDS),
+        ):
+            ours(f"variant_{name}_seconds", text, "histogram", _VARIANT, bounds)
+        self.http_requests = ours(
+            "http_requests", "HTTP requests by path template and status.", "counter", ("path", "code")
+        )
+        self.http_seconds = ours(
+            "http_request_duration_seconds",
+            "From a request's head to its answer's end.",
+            "histogram",
+            ("path",),
+            _REQUEST_SECONDS,
+        )
+        self.client_disconnects = ours("client_disconnects", "Requests whose client went away.", "counter")
+        self.requests_aborted = ours(
+            "requests_aborted", "Requests ended before their answer was complete.", "counter", ("model_name",)
+        )
+        self.request_errors = ours(
+            "request_errors", "Requests answered with an error, by its code.", "counter", ("code",)
+        )
+        self.deadline_exceeded = ours("deadline_exceeded", "Requests that ran out of time.", "counter")
+        self.auth_failures = ours("auth_failures", "Requests without a valid key, by reason.", "counter", ("reason",))
+        self.log_lines_dropped = ours(
+            "log_lines_dropped", "Log lines lost because their reader was too slow.", "counter"
+        )
+        ours("build_info", "The version that runs.", "gauge", ("version",)).labels(version).set(1)
+        for counter in (self.client_disconnects, self.deadline_exceeded, self.log_lines_dropped):
+            counter.inc(0)
+
+    def model(self, model_name: str, engine: str = "0") -> ModelSeries:
+        """The series of a model's requests."""
+        series = self._models.get((model_name, engine))
+        if series is None:
+            series = self._models[model_name, engine] = ModelSeries(self._families, model_name, engine)
+            self.requests_aborted.labels(model_name).inc(0)
+        return series
+
+    def variant(self, model_name: str, variant: str) -> VariantSeries:
+        """The series of the version that answers for a name."""
+        series = self._variants.get((model_name, variant))
+        if series is None:
+            series = self._variants[model_name, variant] = VariantSeries(self._families, model_name, variant)
+        return series
+
+    def forget(self, model_name: str) -> None:
+        """Drop what keeps a model's series at hand; what it counted stays in view, as counters must not vanish."""
+        for key in [key for key in self._models if key[0] == model_name]:
+            del self._models[key]
+
+    def expose(
+        self, readings: Sequence[EngineReading], queue: Mapping[str, Mapping[str, float]] | None = None
+    ) -> bytes:
         """The text of `/metrics`.
 
         Args:
-            stats: `AsyncEngine.stats()` by served name; a model left out keeps no engine gauges.
+            readings: of every engine.
+            queue: {priority class: {"requests": n, "tokens": n}} at the door.
         """
-        self._engines.by_model = dict(stats)
-        return generate_latest(self._registry)
+        self._take(readings)
+        for name in ("requests", "tokens"):
+            family = self._families[f"queue_{name}"]
+            family.clear()
+            for label, held in (queue or {}).items():
+                family.labels(label).set(held.get(name, 0))
+        parts = [line for family in self._families.values() for line in family.render()]
+        parts += [line for family, name in self._old for line in family.render(name)]
+        parts += self._infos(readings)
+        return "".join(parts).encode() + generate_latest(self._process)
 
+    # -------------------------------------------------------- from the engines
 
-class RequestRecord:
-    """Times and counts of one request as its pieces arrive.
+    def _take(self, readings: Sequence[EngineReading]) -> None:
+        families = self._families
+        for name in (
+            *(name for name, _, _ in (*_ENGINE_GAUGES, *_OUR_GAUGES)),
+            *(name for name, _, _ in (*_ENGINE_COUNTERS, *_OUR_COUNTERS)),
+            "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc", "engine_sleep_state",
+            "iteration_tokens_total", "kv_cache_hit_ratio", "kv_cache_fragmentation_ratio", "engine_host_seconds",
+            "engine_restarts", "model_load_seconds", "model_state",
+        ):  # fmt: skip
+            families[name].clear()
+        for reading in readings:
+            labels = (reading.model_name, reading.engine)
+            self.model(*labels)
+            families["model_state"].labels(*labels, reading.state).set(1)
+            families["engine_restarts"].labels(*labels).set(reading.restarts)
+            if reading.load_seconds is not None:
+                families["model_load_seconds"].labels(*labels).set(reading.load_seconds)
+            if reading.stats is not None:
+                self._take_stats(labels, reading.stats, reading.waiting_outside)
 
-    Args:
-        model: served name, the label.
-        prompt_tokens: of all its prompts together.
+    def _take_stats(self, labels: tuple[str, str], stats: Mapping[str, Any], outside: int) -> None:
+        families = self._families
 
-    Attributes:
-        completion_tokens: generated so far.
-        cached_tokens: prompt tokens found in the prefix cache.
-    """
+        def put(name: str, value: float, *more: str) -> None:
+            families[name].labels(*labels, *more).set(value)
 
-    def __init__(self, metrics: Metrics, model: str, prompt_tokens: int, num_prompts: int) -> None:
-        self._metrics = metrics
-        self._model = model
-        self.prompt_tokens = prompt_tokens
-        self.completion_tokens = 0
-        self._cached = [0] * num_prompts
-        self._arrival = time.monotonic()
-        self._first = 0.0
-        self._last: dict[int, float] = {}
-        self._generation_tokens = metrics.generation_tokens.labels(model)
-        self._inter_token = metrics.inter_token.labels(model)
+        for name, _, keys in _ENGINE_GAUGES:
+            put(name, sum(stats.get(key, 0) for key in keys))
+        for name, _, key in (*_ENGINE_COUNTERS, *_OUR_GAUGES, *_OUR_COUNTERS):
+            if key in stats:
+                put(name, stats[key])
+        waiting = {"capacity": stats["waiting"], "deferred": stats.get("deferred", 0), "admission": outside}
+        put("num_requests_waiting", sum(waiting.values()))
+        for reason, value in waiting.items():
+            put("num_requests_waiting_by_reason", value, reason)
+        total = max(stats["blocks_total"], 1)
+        put("kv_cache_usage_perc", stats["blocks_used"] / total)
+        for state in _SLEEP_STATES:
+            put("engine_sleep_state", float(state == "awake"), state)
+        put("kv_cache_hit_ratio", stats["prefix_hit_tokens"] / max(stats["prefix_query_tokens"], 1))
+        if "slots_unfilled" in stats and stats.get("slots_held"):
+            put("kv_cache_fragmentation_ratio", stats["slots_unfilled"] / stats["slots_held"])
+        for key, value in stats.items():
+            if key.startswith(_HOST_PREFIX) and key.endswith(_HOST_SUFFIX):
+                put("engine_host_seconds", value, key[len(_HOST_PREFIX) : -len(_HOST_SUFFIX)])
+        if "step_tokens" in stats:
+            histogram = families["iteration_tokens_total"].histogram(*labels)
+            histogram.total = stats["step_tokens"]
+            bounds = (*map(str, _STEP_TOKENS), "more")
+            histogram.counts = [int(stats.get(f"step_tokens_{bound}", 0)) for bound in bounds]
 
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens found in the prefix cache."""
-        return sum(self._cached)
-
-    def add(self, prompt: int, choice: int, delta: OutputDelta) -> None:
-        """Count a piece of answer `choice`, of prompt `prompt`."""
-        now = time.monotonic()
-        count = len(delta.token_ids)
-        if delta.num_cached_tokens and not self._cached[prompt]:
-            self._cached[prompt] = delta.num_cached_tokens
-            self._metrics.prompt_tokens_cached.labels(self._model).inc(delta.num_cached_tokens)
-        if count:
-            if not self._first:
-                self._first = now
-                self._metrics.prompt_tokens.labels(self._model).inc(self.prompt_tokens)
-                self._metrics.first_token.labels(self._model).observe(now - self._arrival)
-            self.completion_tokens += count
-            self._generation_tokens.inc(count)
-            before = self._last.get(choice)
-            if before is not None:
-                self._inter_token.observe((now - before) / count)
-            self._last[choice] = now
-        if delta.finish_reason is not None:
-            self._metrics.request_success.labels(self._model, delta.finish_reason).inc()
-
-    def finish(self) -> None:
-        """The whole request is answered."""
-        now, metrics, model = time.monotonic(), self._metrics, self._model
-        metrics.whole.labels(model).observe(now - self._arrival)
-        metrics.request_prompt_tokens.labels(model).observe(self.prompt_tokens)
-        metrics.request_generation_tokens.labels(model).observe(self.completion_tokens)
-        answers = max(len(self._last), 1)
-        if self.completion_tokens > answers:
-            seconds = (now - self._first) * answers / (self.completion_tokens - answers)
-            metrics.per_token.labels(model).observe(seconds)
-
-    def abandon(self) -> None:
-        """The request ended early: its client left, or it failed."""
-        self._metrics.requests_aborted.labels(self._model).inc()
+    def _infos(self, readings: Sequence[EngineReading]) -> list[str]:
+        """Gauges of 1 whose labels are the message; engines may have different ones."""
+        lines: list[str] = []
+        for name, text, what in (
+            (f"{self._prefix}cache_config_info", "The KV cache of each engine.", "cache_config"),
+            ("octavo_model_info", "The model of each engine.", "info"),
+        ):
+            kinds: dict[tuple[str, ...], Family] = {}
+            for reading in readings:
+                pairs: dict[str, str] = getattr(reading, what)
+                if pairs:
+                    names = tuple(pairs)
+                    family = kinds.setdefault(names, Family(name, text, "gauge", (*_ENGINE, *names)))
+                    family.labels(reading.model_name, reading.engine, *pairs.values()).set(1)
+            rendered = [line for family in kinds.values() for line in family.render()]
+            lines += [line for index, line in enumerate(rendered) if index == 0 or not line.startswith("#")]
+        return lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -11,7 +10,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from octavo._core import __version__
-from octavo.errors import EngineDead
 from octavo.server.errors import describe
 from octavo.server.served import ServedModel
 from octavo.server.state import ServerState
@@ -79,16 +77,6 @@ class _Reads:
         """`GET /version`."""
         return json_response({"version": __version__})
 
-    async def metrics(self, request: Request) -> Response:
-        """`GET /metrics`, for Prometheus."""
-        stats = {}
-        for served in self._state.models:
-            try:
-                stats[served.name] = await asyncio.wait_for(served.engine.stats(), 5)
-            except (EngineDead, asyncio.TimeoutError):
-                continue
-        return Response(self._state.metrics.expose(stats), 200, None, "text/plain; version=0.0.4; charset=utf-8")
-
 
 def routes(state: ServerState) -> list[BaseRoute]:
     """All of them."""
@@ -98,5 +86,4 @@ def routes(state: ServerState) -> list[BaseRoute]:
         Route("/v1/models/{name:path}", reads.model),
         Route("/health", reads.health),
         Route("/version", reads.version),
-        Route("/metrics", reads.metrics),
     ]

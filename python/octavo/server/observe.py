@@ -1,0 +1,150 @@
+"""What every HTTP request leaves behind (metrics, one access line, a span), and `GET /metrics`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from octavo.errors import OctavoError
+from octavo.server.http import Receive, Scope, Send
+from octavo.server.metrics import EngineReading
+from octavo.server.request_context import RequestContext, current_request
+
+if TYPE_CHECKING:
+    from octavo.server.served import ServedModel
+    from octavo.server.state import ServerState
+
+__all__ = ["Observed", "observed", "routes"]
+
+_UNMATCHED = "unmatched"
+_CLIENT_CLOSED = 499
+_STATS_TIMEOUT_S = 5.0
+_TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _NotingSend:
+    """ASGI's `send`, which notes the status and adds what every answer says."""
+
+    __slots__ = ("_context", "_send")
+
+    def __init__(self, send: Send, context: RequestContext) -> None:
+        self._send = send
+        self._context = context
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            context = self._context
+            context.status = message["status"]
+            headers = message.setdefault("headers", [])
+            if not any(name == b"x-request-id" for name, _ in headers):
+                message["headers"] = [*headers, *context.headers]
+        await self._send(message)
+
+
+class Observed:
+    """An application whose every request is counted, logged and traced; stands before all else.
+
+    Args:
+        app: the application.
+        state: the server's.
+        templates: paths of the routes, for labels: a request's own path never becomes one.
+    """
+
+    def __init__(self, app: ASGIApp, state: ServerState, templates: Sequence[str]) -> None:
+        self.app = app
+        self._state = state
+        self._templates = frozenset(template for template in templates if "{" not in template)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, and take down how it went."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        context = RequestContext(scope, send)
+        token = current_request.set(context)
+        try:
+            await self.app(scope, receive, _NotingSend(send, context))
+        finally:
+            self._end(context, scope)
+            current_request.reset(token)
+
+    def _end(self, context: RequestContext, scope: Scope) -> None:
+        metrics = self._state.metrics
+        if context.disconnected:
+            metrics.client_disconnects.inc()
+        status = context.status or _CLIENT_CLOSED
+        path = self.template(scope)
+        metrics.http_requests.labels(path, str(status)).inc()
+        metrics.http_seconds.histogram(path).observe(time.monotonic() - context.arrival)
+        if context.error_code is not None:
+            metrics.request_errors.labels(context.error_code).inc()
+
+    def template(self, scope: Scope) -> str:
+        """The path template of the route that answers; one word for all that there is no route for."""
+        path = getattr(scope.get("route"), "path", None)
+        if isinstance(path, str):
+            return path
+        return scope["path"] if scope["path"] in self._templates else _UNMATCHED
+
+
+def observed(app: ASGIApp, state: ServerState, served_routes: Sequence[BaseRoute]) -> Observed:
+    """`app` with everything it answers observed."""
+    return Observed(app, state, [path for route in served_routes if (path := getattr(route, "path", None))])
+
+
+async def _reading(served: ServedModel, engine: str) -> EngineReading:
+    """What one engine says; without its stats when it does not answer in time."""
+    stats = None
+    state = "ready"
+    try:
+        stats = await asyncio.wait_for(served.engine.stats(), _STATS_TIMEOUT_S)
+    except (OctavoError, asyncio.TimeoutError):
+        state = "dead"
+    model = served.engine.model
+    return EngineReading(
+        served.name,
+        engine,
+        stats,
+        info={
+            "version": str(getattr(served, "version", None) or ""),
+            "root": str(model.name),
+            "architecture": str(model.architecture),
+            "dtype": str(model.dtype),
+            "device": str(model.device),
+            "max_model_len": str(model.max_model_len),
+        },
+        cache_config={
+            "block_size": str(model.block_size),
+            "num_gpu_blocks": str(model.num_blocks),
+            "cache_dtype": str(model.dtype),
+        },
+        state=state,
+    )
+
+
+class _Metrics:
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`, for Prometheus."""
+        numbers: dict[str, int] = {}
+        asked = []
+        for served in self._state.models:
+            number = numbers.get(served.name, 0)
+            numbers[served.name] = number + 1
+            asked.append(_reading(served, str(number)))
+        readings = await asyncio.gather(*asked)
+        return Response(self._state.metrics.expose(readings), 200, None, _TEXT_FORMAT)
+
+
+def routes(state: ServerState) -> list[BaseRoute]:
+    """`/metrics`."""
+    return [Route("/metrics", _Metrics(state).metrics)]

@@ -1,0 +1,249 @@
+"""Times and counts of one request, taken down as its pieces arrive."""
+
+from __future__ import annotations
+
+import sys
+import time
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.engine.outputs import OutputDelta
+    from octavo.sampling_params import SamplingParams
+    from octavo.server.metrics import Metrics
+
+__all__ = ["RequestRecord"]
+
+_now = time.monotonic
+
+
+class RequestRecord:
+    """Times and counts of one request as its pieces arrive.
+
+    `add` runs once a chunk: it looks nothing up, and all that concerns the request as a whole waits for `finish`.
+
+    Args:
+        metrics: of the server.
+        model: the engine's model name, the label.
+        prompt_tokens: of all its prompts together.
+        num_prompts: of the request.
+        name: the name the request asked for, where it is another.
+        variant: the version that answers.
+        arrival: `time.monotonic()` when the request came; now when None.
+
+    Attributes:
+        completion_tokens: generated so far.
+        finish_reason: of its answers that have ended; several different ones joined by commas.
+    """
+
+    __slots__ = (
+        "_admitted",
+        "_arrival",
+        "_cached",
+        "_ended",
+        "_finish_reasons",
+        "_first",
+        "_gap_bounds",
+        "_gap_counts",
+        "_gaps",
+        "_generated",
+        "_last",
+        "_last_at",
+        "_max_tokens",
+        "_metrics",
+        "_n",
+        "_num_answers",
+        "_series",
+        "_tokens",
+        "_variant",
+        "completion_tokens",
+        "model",
+        "name",
+        "prompt_tokens",
+        "variant",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        model: str,
+        prompt_tokens: int,
+        num_prompts: int,
+        *,
+        name: str | None = None,
+        variant: str | None = None,
+        arrival: float | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self.model = model
+        self.name = name or model
+        self.variant = variant
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = 0
+        self._cached = [0] * num_prompts
+        self._arrival = _now() if arrival is None else arrival
+        self._admitted = 0.0
+        self._first = 0.0
+        self._ended = 0.0
+        self._last: dict[int, float] = {}
+        self._tokens: dict[int, int] = {}
+        self._last_at = 0.0
+        self._finish_reasons: list[str] = []
+        self._n = 1
+        self._max_tokens: int | None = None
+        self._num_answers = num_prompts
+        self._series = series = metrics.model(model)
+        self._variant = None if variant is None else metrics.variant(self.name, variant)
+        self._generated = series.generation_tokens
+        self._gaps = series.inter_token
+        self._gap_bounds = series.inter_token.bounds
+        self._gap_counts = series.inter_token.counts
+
+    # -------------------------------------------------------- as it goes
+
+    def begin(self, params: SamplingParams) -> None:
+        """What it asks for; once, before it is submitted."""
+        self._n = params.n
+        self._max_tokens = params.max_tokens
+        self._num_answers = len(self._cached) * params.n
+
+    def admitted(self) -> None:
+        """It may go to the engine: waiting at the door ends here."""
+        self._admitted = _now()
+
+    def add(self, prompt: int, choice: int, delta: OutputDelta) -> None:
+        """Count a piece of answer `choice`, of prompt `prompt`."""
+        now = _now()
+        count = len(delta.token_ids)
+        if count:
+            before = self._last.get(choice)
+            if before is None:
+                self._begin_answer(prompt, choice, delta, now)
+            else:
+                gap = now - before
+                # Tokens that came together share the time since the last ones.
+                self._gap_counts[bisect_left(self._gap_bounds, gap if count == 1 else gap / count)] += count
+                self._gaps.total += gap
+            self._last[choice] = self._last_at = now
+            self._generated.value += count
+            self.completion_tokens += count
+            if self._num_answers > 1:
+                self._tokens[choice] = self._tokens.get(choice, 0) + count
+        if delta.finish_reason is not None:
+            self._end_answer(delta.finish_reason)
+
+    def _begin_answer(self, prompt: int, choice: int, delta: OutputDelta, now: float) -> None:
+        series = self._series
+        if delta.num_cached_tokens and not self._cached[prompt]:
+            self._cached[prompt] = delta.num_cached_tokens
+            series.prompt_tokens_cached.value += delta.num_cached_tokens
+        if not self._first:
+            self._first = now
+            series.prompt_tokens.value += self.prompt_tokens
+            series.first_token.observe(now - self._arrival)
+            if self._variant is not None:
+                self._variant.prompt_tokens.value += self.prompt_tokens
+                self._variant.first_token.observe(now - self._arrival)
+
+    def _end_answer(self, reason: str) -> None:
+        series = self._series
+        (series.finished.get(reason) or series.finished["error"]).value += 1
+        if self._variant is not None:
+            (self._variant.finished.get(reason) or self._variant.finished["error"]).value += 1
+        self._finish_reasons.append(reason)
+
+    def finish(self) -> None:
+        """The whole request is answered."""
+        self._ended = now = _now()
+        series, arrival, first = self._series, self._arrival, self._first or now
+        admitted = self._admitted or arrival
+        last = self._last_at or now
+        series.e2e.observe(now - arrival)
+        series.queue.observe(admitted - arrival)
+        series.prefill.observe(max(first - admitted, 0.0))
+        series.decode.observe(last - first if self._first else 0.0)
+        series.inference.observe(max(last - admitted, 0.0))
+        series.prompt.observe(self.prompt_tokens)
+        series.generation.observe(self.completion_tokens)
+        series.max_generation.observe(max(self._tokens.values(), default=self.completion_tokens))
+        series.prefill_computed.observe(self.prompt_tokens - self.cached_tokens)
+        self._count_sources()
+        series.params_n.observe(self._n)
+        if self._max_tokens is not None:
+            series.params_max_tokens.observe(self._max_tokens)
+        per_token = self.time_per_output_token
+        if per_token is not None:
+            series.per_token.observe(per_token)
+        if self._variant is not None:
+            self._variant.generation_tokens.value += self.completion_tokens
+            self._variant.e2e.observe(now - arrival)
+            if per_token is not None:
+                self._variant.per_token.observe(per_token)
+
+    def abandon(self) -> None:
+        """The request ended early: by the error that is being handled, else because its client left."""
+        self._ended = _now()
+        error = sys.exc_info()[1]
+        reason = "error" if isinstance(error, Exception) else "abort"
+        for _ in range(max(self._num_answers - len(self._finish_reasons), 1)):
+            self._end_answer(reason)
+        if self._variant is not None:
+            self._variant.generation_tokens.value += self.completion_tokens
+        if self._first:
+            self._count_sources()
+        self._metrics.requests_aborted.labels(self.model).inc()
+
+    def _count_sources(self) -> None:
+        cached = self.cached_tokens
+        self._series.source_cached.value += cached
+        self._series.source_computed.value += self.prompt_tokens - cached
+
+    # -------------------------------------------------------- what it came to
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache."""
+        return sum(self._cached)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why its answers ended; different reasons joined by commas, None before the first end."""
+        return ",".join(dict.fromkeys(self._finish_reasons)) or None
+
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds from arrival to admission; None before."""
+        return self._admitted - self._arrival if self._admitted else None
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from arrival to the first token; None before."""
+        return self._first - self._arrival if self._first else None
+
+    @property
+    def prefill_time(self) -> float | None:
+        """Seconds from admission to the first token; None before."""
+        return self._first - (self._admitted or self._arrival) if self._first else None
+
+    @property
+    def decode_time(self) -> float | None:
+        """Seconds from the first token to the last so far; None before the first."""
+        return self._last_at - self._first if self._first else None
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Mean seconds a token of an answer after its first; None without such tokens."""
+        answers = len(self._last)
+        if not answers or self.completion_tokens <= answers:
+            return None
+        return (self._last_at - self._first) * answers / (self.completion_tokens - answers)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """As asked for."""
+        return self._max_tokens
+
+    @property
+    def num_answers(self) -> int:
+        """Answers asked for, a prompt."""
+        return self._n

@@ -1,0 +1,164 @@
+"""Counters, gauges and histograms that cost their one thread an addition, and the text Prometheus reads.
+
+`prometheus_client` takes a lock and walks a histogram's buckets a call: several microseconds for a token, which here is
+a tenth of all that a token costs. All of these are written and read in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+
+from prometheus_client.utils import floatToGoString
+
+__all__ = ["MAX_SERIES", "Family", "Histogram", "Labels", "Value", "escape_label", "format_value"]
+
+# Label values come from what the server knows, never from what a client sends; this bounds them nonetheless.
+MAX_SERIES = 1000
+_OTHER = "other"
+
+Labels = tuple[str, ...]
+
+
+class Value:
+    """One series of a counter or gauge.
+
+    Attributes:
+        value: now.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+    def inc(self, amount: float = 1) -> None:
+        """Add."""
+        self.value += amount
+
+    def set(self, value: float) -> None:
+        """Replace, of a gauge."""
+        self.value = value
+
+
+class Histogram:
+    """One series of a histogram.
+
+    Args:
+        bounds: upper ends of the buckets, ascending, without infinity.
+
+    Attributes:
+        counts: observations a bucket, not added up; the last is of what is above all bounds.
+        total: of all observed values.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, once or several times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def count(self) -> int:
+        """Observations."""
+        return sum(self.counts)
+
+
+class Family:
+    """All series of one name.
+
+    Args:
+        name: whole; of a counter without its `_total`.
+        text: for people.
+        kind: counter, gauge or histogram.
+        labels: names.
+        bounds: of a histogram.
+    """
+
+    def __init__(
+        self, name: str, text: str, kind: str, labels: Sequence[str] = (), bounds: tuple[float, ...] = ()
+    ) -> None:
+        self.name = f"{name}_total" if kind == "counter" else name
+        self.text = text
+        self.kind = kind
+        self.label_names = tuple(labels)
+        self._bounds = bounds
+        self._values: dict[Labels, Value] = {}
+        self._histograms: dict[Labels, Histogram] = {}
+
+    def labels(self, *values: str) -> Value:
+        """The series of these label values; beyond `MAX_SERIES` of them, one for all others."""
+        series = self._values.get(values)
+        if series is None:
+            values = self._bounded(values, self._values)
+            series = self._values.setdefault(values, Value())
+        return series
+
+    def histogram(self, *values: str) -> Histogram:
+        """As `labels`, of a histogram."""
+        series = self._histograms.get(values)
+        if series is None:
+            values = self._bounded(values, self._histograms)
+            series = self._histograms.setdefault(values, Histogram(self._bounds))
+        return series
+
+    def inc(self, amount: float = 1) -> None:
+        """Add to the one series of a family without labels."""
+        self.labels().value += amount
+
+    def clear(self) -> None:
+        """Forget all series."""
+        self._values.clear()
+        self._histograms.clear()
+
+    def _bounded(self, values: Labels, known: Mapping[Labels, object]) -> Labels:
+        if len(values) != len(self.label_names):
+            raise ValueError(f"{self.name} has the labels {self.label_names}, not {values}")
+        return values if len(known) < MAX_SERIES else (_OTHER,) * len(values)
+
+    def render(self, name: str | None = None) -> Iterable[str]:
+        """Lines of the text format, version 0.0.4; none while there is no series.
+
+        Args:
+            name: another to show it under.
+        """
+        name = name or self.name
+        if not self._values and not self._histograms:
+            return
+        text = self.text.replace("\\", "\\\\").replace("\n", "\\n")
+        yield f"# HELP {name} {text}\n# TYPE {name} {self.kind}\n"
+        for values, series in self._values.items():
+            yield f"{name}{_braces(self._pairs(values))} {format_value(series.value)}\n"
+        for values, histogram in self._histograms.items():
+            pairs = self._pairs(values)
+            before, total = f'{name}_bucket{{{pairs}{"," if pairs else ""}le="', 0
+            for bound, count in zip((*map(format_value, self._bounds), "+Inf"), histogram.counts, strict=True):
+                total += count
+                yield f'{before}{bound}"}} {format_value(total)}\n'
+            braces = _braces(pairs)
+            yield f"{name}_sum{braces} {format_value(histogram.total)}\n{name}_count{braces} {format_value(total)}\n"
+
+    def _pairs(self, values: Labels) -> str:
+        return ",".join(
+            f'{label}="{escape_label(value)}"' for label, value in zip(self.label_names, values, strict=True)
+        )
+
+
+def _braces(pairs: str) -> str:
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def escape_label(value: str) -> str:
+    """A label's value as it stands between quotes."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def format_value(value: float) -> str:
+    """A sample's value, or a bucket's bound, as Prometheus' own clients write them."""
+    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
