@@ -24,6 +24,7 @@ class FakeTokenizer:
 
     has_chat_template = True
     max_token_bytes = 4
+    bos_token_id = 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return ([1] if add_special_tokens else []) + [ord(character) for character in text]

@@ -211,6 +211,11 @@ class RequestRecord:
         return ",".join(dict.fromkeys(self._finish_reasons)) or None
 
     @property
+    def arrival(self) -> float:
+        """`time.monotonic()` when the request came."""
+        return self._arrival
+
+    @property
     def queue_time(self) -> float | None:
         """Seconds from arrival to admission; None before."""
         return self._admitted - self._arrival if self._admitted else None

@@ -1,0 +1,32 @@
+"""What the routes that speak other servers' protocols share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from octavo.errors import InvalidRequest
+
+__all__ = ["renamed_errors"]
+
+
+@contextmanager
+def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors name the fields that the client sent.
+
+    Args:
+        names: the client's field by ours.
+
+    Raises:
+        InvalidRequest: of the same class, with the field and the message's beginning renamed.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        theirs = names.get(error.field or "")
+        if theirs is None:
+            raise
+        message = str(error)
+        if message.startswith(f"{error.field}:"):
+            message = theirs + message.removeprefix(str(error.field))
+        raise type(error)(message, theirs) from None

@@ -1,0 +1,362 @@
+"""Ollama's API: `/api/chat`, `/api/generate` and what its clients read about models.
+
+Models are named as everywhere on this server; a client's `:latest` is left off where no model has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from octavo._core import __version__
+from octavo.engine.outputs import TokenLogprobs
+from octavo.errors import InvalidRequest, ModelNotServed
+from octavo.sampling_params import SamplingParams
+from octavo.server.exchange import Call, Exchange
+from octavo.server.generation import Answer, pieces
+from octavo.server.http import ErrorFormat
+from octavo.server.messages import flatten
+from octavo.server.ollama_protocol import ChatBody, GenerateBody, ModelBody
+from octavo.server.protocol import decode
+from octavo.server.reads import json_response
+from octavo.server.request_record import RequestRecord
+from octavo.server.served import ServedModel
+from octavo.server.shapes import ChatLogprobs
+
+if TYPE_CHECKING:
+    from octavo.server.state import ServerState
+
+__all__ = ["chat", "generate", "routes"]
+
+_encode = msgspec.json.Encoder().encode
+_LINES = [
+    (b"content-type", b"application/x-ndjson"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_NEVER = "9999-12-31T23:59:59Z"
+# What changes the models on disk; here that is the operator's.
+_REFUSED = (
+    ("/api/pull", "POST"),
+    ("/api/push", "POST"),
+    ("/api/create", "POST"),
+    ("/api/copy", "POST"),
+    ("/api/delete", "DELETE"),
+    ("/api/embed", "POST"),
+    ("/api/embeddings", "POST"),
+)
+
+
+class _Errors(ErrorFormat):
+    """`{"error": "what is wrong"}`, also as the last line of a stream."""
+
+    def body(self, status: int, error: dict[str, Any]) -> Any:
+        """The answer's JSON value."""
+        return {"error": error["message"]}
+
+    def last_event(self, status: int, error: dict[str, Any]) -> bytes:
+        """The end of a stream that has begun."""
+        return _encode(self.body(status, error)) + b"\n"
+
+
+def routes(state: ServerState) -> list[BaseRoute]:
+    """All of Ollama's routes, and `GET /`."""
+    errors = _Errors()
+    reads = _Reads(state)
+
+    def post(process: Any) -> Exchange:
+        # curl's own content type for a body is a form's, and Ollama's documentation leaves it at that.
+        return Exchange(state, process, errors, any_content_type=True)
+
+    return [
+        Route("/", reads.index, methods=["GET"]),
+        Route("/api/chat", post(chat), methods=["POST"]),
+        Route("/api/generate", post(generate), methods=["POST"]),
+        Route("/api/show", post(show), methods=["POST"]),
+        *(Route(path, post(_refuse), methods=[method]) for path, method in _REFUSED),
+        Route("/api/tags", reads.tags),
+        Route("/api/ps", reads.running),
+        Route("/api/version", reads.version),
+    ]
+
+
+async def chat(call: Call) -> None:
+    """`POST /api/chat`."""
+    began = time.monotonic_ns()
+    request = decode(ChatBody, call.body)
+    keep_alive = request.keep_alive_seconds
+    if not request.messages:
+        message = {"role": "assistant", "content": ""}
+        await _load(call, request.model_name, keep_alive, {"message": message})
+        return
+    served = await _route(call, request.model_name)
+    loading = time.monotonic_ns() - began
+    params = request.sampling_params(served)
+    messages = flatten(request.conversation)
+    # As Ollama: an answer that has been begun is gone on with.
+    begun = messages[-1]["role"] == "assistant" and bool(messages[-1]["content"])
+    prompt = await served.render(
+        messages,
+        add_special_tokens=False,
+        add_generation_prompt=not begun,
+        continue_final_message=begun,
+        **request.template_variables,
+    )
+    served.check_length(prompt, "messages")
+
+    def part(text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    await _answer(call, served, request, prompt, params, loading, part)
+
+
+async def generate(call: Call) -> None:
+    """`POST /api/generate`."""
+    began = time.monotonic_ns()
+    request = decode(GenerateBody, call.body)
+    keep_alive = request.keep_alive_seconds
+    if not request.prompt:
+        await _load(call, request.model_name, keep_alive, {"response": ""})
+        return
+    served = await _route(call, request.model_name)
+    loading = time.monotonic_ns() - began
+    params = request.sampling_params(served)
+    prompt = await _prompt(served, request, request.prompt)
+    served.check_length(prompt, "prompt")
+
+    def part(text: str) -> dict[str, Any]:
+        return {"response": text}
+
+    await _answer(call, served, request, prompt, params, loading, part)
+
+
+async def _prompt(served: ServedModel, request: GenerateBody, text: str) -> list[int]:
+    tokenizer = served.tokenizer("prompt")
+    if request.raw or not tokenizer.has_chat_template:
+        if request.system:
+            text = f"{request.system}\n\n{text}"
+        prompt = await served.tokenize(text, add_special_tokens=True)
+    else:
+        messages = [{"role": "system", "content": request.system}] if request.system else []
+        prompt = await served.render(
+            [*messages, {"role": "user", "content": text}],
+            add_special_tokens=False,
+            add_generation_prompt=True,
+            continue_final_message=False,
+            **request.template_variables,
+        )
+    history = request.history(served)
+    if history and prompt[:1] == [tokenizer.bos_token_id]:
+        del prompt[0]
+    return history + prompt
+
+
+async def _route(call: Call, name: str) -> ServedModel:
+    try:
+        return await call.route(name)
+    except ModelNotServed:
+        pass
+    try:
+        if name.endswith(":latest"):
+            return await call.route(name.removesuffix(":latest"))
+    except ModelNotServed:
+        pass
+    raise ModelNotServed(f"model '{name[:200]}' not found, try pulling it first", "model")
+
+
+async def _load(call: Call, name: str, keep_alive: float | None, empty: dict[str, Any]) -> None:
+    """Answer a request without a prompt, which loads a model or, with a keep_alive of 0, unloads it."""
+    served = await _route(call, name)
+    if keep_alive == 0:
+        raise InvalidRequest("keep_alive: this server keeps its models loaded; leave it out", "keep_alive")
+    del served
+    await call.reply.json({"model": name, "created_at": _now(), **empty, "done": True, "done_reason": "load"})
+
+
+async def _answer(
+    call: Call,
+    served: ServedModel,
+    request: ChatBody | GenerateBody,
+    prompt: list[int],
+    params: SamplingParams,
+    loading: int,
+    part: Callable[[str], dict[str, Any]],
+) -> None:
+    """Generate, and answer whole or line by line; `loading` is in nanoseconds, `part` puts a text in its place."""
+    to_logprobs = ChatLogprobs(await served.token_bytes("logprobs"), False) if request.logprobs else None
+    record = call.record(served, len(prompt))
+    name, reply = request.model_name, call.reply
+    history = [*prompt] if isinstance(request, GenerateBody) and not request.raw else None
+
+    def line(text: str, done: bool, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
+        shape = {"model": name, "created_at": _now(), **part(text), "done": done}
+        if to_logprobs and entries:
+            shape["logprobs"] = to_logprobs(entries)["content"]
+        return shape
+
+    def last(text: str, reason: str | None, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
+        shape = line(text, True, entries) | {"done_reason": reason}
+        if history is not None:
+            shape["context"] = history
+        return shape | _durations(record, loading, submitted)
+
+    submitted = time.monotonic() - record.arrival
+    source: Any = pieces(served, [prompt], params, record)
+    answer = Answer()
+    async with aclosing(source):
+        async for _, delta in source:
+            if history is not None:
+                history.extend(delta.token_ids)
+            if not request.streams:
+                answer.add(delta)
+                continue
+            # Only the first output proves that the request is sound: until then an error has its own status.
+            if not reply.streaming:
+                await reply.events(_LINES)
+            if delta.text or delta.logprobs:
+                await reply.event(_encode(line(delta.text, False, delta.logprobs)) + b"\n")
+            answer.finish_reason = delta.finish_reason
+    if request.streams:
+        await reply.end_stream(_encode(last("", answer.finish_reason, None)) + b"\n")
+    else:
+        await reply.json(last(answer.text, answer.finish_reason, answer.logprobs))
+
+
+def _durations(record: RequestRecord, loading: int, submitted: float) -> dict[str, int]:
+    """The counts and the nanoseconds at the end of an answer that was `submitted` so many seconds after its arrival."""
+    prefill = (record.time_to_first_token or 0.0) - max(record.queue_time or 0.0, submitted)
+    return {
+        "total_duration": round((time.monotonic() - record.arrival) * 1e9),
+        "load_duration": loading,
+        "prompt_eval_count": record.prompt_tokens,
+        "prompt_eval_duration": max(round(prefill * 1e9), 0),
+        "eval_count": record.completion_tokens,
+        # Clients divide by it.
+        "eval_duration": max(round((record.decode_time or 0.0) * 1e9), 1),
+    }
+
+
+async def show(call: Call) -> None:
+    """`POST /api/show`."""
+    served = await _route(call, decode(ModelBody, call.body).model_name)
+    info = served.engine.model
+    details = _details(served)
+    family = details["family"]
+    await call.reply.json(
+        {
+            "license": "",
+            "modelfile": f"FROM {info.name}\n",
+            "parameters": "\n".join(f"{key} {value:g}" for key, value in served.sampling_defaults.items()),
+            "template": "",
+            "details": details,
+            "model_info": {
+                "general.architecture": family,
+                "general.basename": info.name,
+                f"{family}.context_length": served.max_model_len,
+                f"{family}.vocab_size": info.vocab_size,
+                "tokenizer.ggml.eos_token_ids": list(info.eos_token_ids),
+            },
+            "capabilities": ["completion"],
+            "modified_at": _time(served.created),
+        }
+    )
+
+
+async def _refuse(call: Call) -> None:
+    action = call.scope["path"].rsplit("/", 1)[-1]
+    if action.startswith("embed"):
+        raise InvalidRequest(f"{action}: the models of this server generate text; they give no embeddings")
+    raise InvalidRequest(
+        f"{action}: this server serves the models it was started with and changes none; start another with "
+        "`octavo serve NAME`, or ask whoever runs this one"
+    )
+
+
+class _Reads:
+    """The GET routes."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def index(self, request: Request) -> Response:
+        """`GET /`: what Ollama's clients look for, and an index for everybody else."""
+        if "ollama" in request.headers.get("user-agent", "").lower():
+            return PlainTextResponse("Ollama is running")
+        models = [name for served in self._state.models for name in served.names]
+        links = ["/v1/models", "/health", "/metrics", "/docs", "/openapi.json"]
+        if "text/html" not in request.headers.get("accept", ""):
+            return json_response({"name": "octavo", "version": __version__, "models": models, "links": links})
+        items = "".join(f'<li><a href=".{link}">{link}</a></li>' for link in links)
+        names = "".join(f"<li>{html.escape(name)}</li>" for name in models) or "<li>none yet</li>"
+        page = f"<!doctype html><title>Octavo</title><h1>Octavo {__version__}</h1><ul>{names}</ul><ul>{items}</ul>"
+        return HTMLResponse(page)
+
+    async def tags(self, request: Request) -> Response:
+        """`GET /api/tags`."""
+        return json_response({"models": [_listed(served, name) for served, name in self._named()]})
+
+    async def running(self, request: Request) -> Response:
+        """`GET /api/ps`."""
+        models = []
+        for served, name in self._named():
+            info = served.engine.model
+            extra = {
+                "expires_at": _NEVER,
+                "size_vram": info.weights_bytes + info.kv_bytes if info.device == "cuda" else 0,
+                "context_length": served.max_model_len,
+            }
+            models.append(_listed(served, name) | extra)
+        return json_response({"models": models})
+
+    async def version(self, request: Request) -> Response:
+        """`GET /api/version`."""
+        return json_response({"version": __version__})
+
+    def _named(self) -> list[tuple[ServedModel, str]]:
+        return [(served, name) for served in self._state.models for name in served.names]
+
+
+def _listed(served: ServedModel, name: str) -> dict[str, Any]:
+    info = served.engine.model
+    # Ollama's is of the files; ours tells models apart without reading them.
+    identity = f"{info.name}\n{info.architecture}\n{info.dtype}\n{info.weights_bytes}"
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _time(served.created),
+        "size": info.weights_bytes,
+        "digest": hashlib.sha256(identity.encode()).hexdigest(),
+        "details": _details(served),
+    }
+
+
+def _details(served: ServedModel) -> dict[str, Any]:
+    info = served.engine.model
+    family = re.sub(r"(For[A-Z]\w*|Model|LMHead\w*)$", "", str(info.architecture)).lower() or "unknown"
+    return {
+        "parent_model": "",
+        "format": "gguf" if str(info.name).lower().endswith(".gguf") else "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}.get(info.dtype, str(info.dtype)),
+    }
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def _now() -> str:
+    return _time(time.time())
