@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from octavo.cli.options import engine_options
+from octavo.cli.server_options import server_options
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
+    from octavo.server.settings import ServerSettings
 
 __all__ = ["app"]
 
@@ -55,9 +57,11 @@ def _root(
 
 @app.command()
 @engine_options
+@server_options
 def serve(
     model: Model,
     config: EngineConfig,
+    settings: ServerSettings,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8000,
     served_model_name: Annotated[
@@ -70,11 +74,15 @@ def serve(
     uvicorn_log_level: Annotated[
         str, typer.Option("--uvicorn-log-level", help="critical, error, warning, info, debug or trace.")
     ] = "warning",
+    log_format: Annotated[
+        str, typer.Option("--log-format", help="json, console, or auto: console on a terminal.")
+    ] = "auto",
+    log_level: Annotated[str, typer.Option("--log-level", help="critical, error, warning, info or debug.")] = "info",
 ) -> None:
     """Serve a model over the OpenAI API."""
     from octavo.cli.serve import serve_command
 
-    serve_command(config, host, port, shutdown_timeout, uvicorn_log_level)
+    serve_command(config, settings, host, port, shutdown_timeout, uvicorn_log_level, log_format, log_level)
 
 
 @app.command()

@@ -14,30 +14,48 @@ from octavo.cli.console import loading_progress
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.server.listen import bind
+from octavo.server.logs import configure_logging
 
 if TYPE_CHECKING:
     from octavo.server.served import ServedModel
+    from octavo.server.settings import ServerSettings
 
 __all__ = ["serve_command"]
 
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
-def serve_command(config: EngineConfig, host: str, port: int, shutdown_timeout: float, log_level: str) -> None:
+def serve_command(
+    config: EngineConfig,
+    settings: ServerSettings,
+    host: str,
+    port: int,
+    shutdown_timeout: float,
+    uvicorn_log_level: str,
+    log_format: str,
+    log_level: str,
+) -> None:
     """Take the port, load the model, serve until a signal.
 
     Raises:
         OctavoError: the port is taken, or the model cannot be loaded.
     """
-    if log_level not in _LOG_LEVELS:
-        raise ConfigError(f"uvicorn_log_level: {log_level!r} is not one of {', '.join(_LOG_LEVELS)}")
+    if uvicorn_log_level not in _LOG_LEVELS:
+        raise ConfigError(f"uvicorn_log_level: {uvicorn_log_level!r} is not one of {', '.join(_LOG_LEVELS)}")
+    configure_logging(log_format, log_level)
     listener = bind(host, port)
     import uvloop
 
-    uvloop.run(_serve(config, listener, shutdown_timeout, log_level))
+    uvloop.run(_serve(config, settings, listener, shutdown_timeout, uvicorn_log_level))
 
 
-async def _serve(config: EngineConfig, listener: socket.socket, shutdown_timeout: float, log_level: str) -> None:
+async def _serve(
+    config: EngineConfig,
+    settings: ServerSettings,
+    listener: socket.socket,
+    shutdown_timeout: float,
+    uvicorn_log_level: str,
+) -> None:
     from octavo.engine.async_engine import AsyncEngine
 
     began = time.monotonic()
@@ -49,6 +67,7 @@ async def _serve(config: EngineConfig, listener: socket.socket, shutdown_timeout
         # The engine's process starts now, and loads while this one imports the server.
         await asyncio.sleep(0)
         from octavo.server.lifecycle import serve
+        from octavo.server.state import ServerState
 
         def announce(served: ServedModel) -> None:
             shown.close()
@@ -63,9 +82,10 @@ async def _serve(config: EngineConfig, listener: socket.socket, shutdown_timeout
             engine,
             names=config.served_model_name,
             grace=shutdown_timeout,
-            log_level=log_level,
+            log_level=uvicorn_log_level,
             on_ready=announce,
             on_wait=wait,
+            state=ServerState(settings),
         )
 
 

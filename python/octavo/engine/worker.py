@@ -43,6 +43,7 @@ from octavo.engine.protocol import (
 )
 from octavo.engine.requests import submit
 from octavo.errors import OctavoError
+from octavo.log_format import configure_child
 from octavo.runner.interface import ModelInfo
 
 __all__ = ["LoadEngine", "Worker", "main"]
@@ -163,7 +164,7 @@ def main(arguments: list[str] | None = None, *, load: LoadEngine | None = None) 
     options = parser.parse_args(arguments)
     _die_with(options.parent)
     faulthandler.enable()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_child("engine")
     # Ctrl-C in a terminal reaches every process of the group; what it means is the client's to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=options.fd)

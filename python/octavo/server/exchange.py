@@ -110,6 +110,10 @@ class Exchange:
         except InvalidRequest as error:
             await reply.fail(error)
         else:
+            if state.settings.log_prompts:
+                context.prompt = body[: 4 * state.settings.log_prompts].decode("utf-8", "replace")[
+                    : state.settings.log_prompts
+                ]
             if not await state.run(self._work(Call(state, scope, body, reply, context)), receive):
                 context.disconnected = True
         context.error_code = reply.error_code

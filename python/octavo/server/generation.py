@@ -96,6 +96,7 @@ async def pieces(
     Yields:
         (index of the choice: prompt * n + answer, piece). Closing the iterator aborts what still runs.
     """
+    record.begin(params)
     source = _one(served, 0, prompts[0], params) if len(prompts) == 1 else _several(served, prompts, params)
     complete = False
     try:

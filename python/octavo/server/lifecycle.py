@@ -76,6 +76,7 @@ async def serve(
         ws="none",
         lifespan="off",
         access_log=False,
+        log_config=None,
         server_header=False,
         log_level=log_level,
         backlog=BACKLOG,

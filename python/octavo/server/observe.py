@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,10 @@ from starlette.types import ASGIApp
 
 from octavo.errors import OctavoError
 from octavo.server.http import Receive, Scope, Send
+from octavo.server.logs import access_fields, access_log, dropped_lines
 from octavo.server.metrics import EngineReading
 from octavo.server.request_context import RequestContext, current_request
+from octavo.server.spans import span_attributes
 
 if TYPE_CHECKING:
     from octavo.server.served import ServedModel
@@ -25,6 +28,8 @@ __all__ = ["Observed", "observed", "routes"]
 
 _UNMATCHED = "unmatched"
 _CLIENT_CLOSED = 499
+# Asked every few seconds by machines; they fill no log.
+_QUIET = frozenset(("/health", "/livez", "/readyz", "/ping", "/metrics", "/load"))
 _STATS_TIMEOUT_S = 5.0
 _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -67,7 +72,7 @@ class Observed:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        context = RequestContext(scope, send)
+        context = RequestContext(scope, send, always_trace=self._state.spans is not None)
         token = current_request.set(context)
         try:
             await self.app(scope, receive, _NotingSend(send, context))
@@ -85,6 +90,16 @@ class Observed:
         metrics.http_seconds.histogram(path).observe(time.monotonic() - context.arrival)
         if context.error_code is not None:
             metrics.request_errors.labels(context.error_code).inc()
+        if self._state.settings.access_log:
+            level = logging.DEBUG if path in _QUIET else logging.INFO
+            if access_log.isEnabledFor(level):
+                identity = scope.get("octavo.identity")
+                context.key_name = None if identity is None else identity.name
+                access_log.log(level, "request", extra={"fields": access_fields(context, scope, status)})
+        spans = self._state.spans
+        if spans is not None and path not in _QUIET:
+            attributes = span_attributes(context, scope["method"], path, status)
+            spans.add(context, f"{scope['method']} {path}", time.time_ns(), attributes, status >= 500)
 
     def template(self, scope: Scope) -> str:
         """The path template of the route that answers; one word for all that there is no route for."""
@@ -142,6 +157,7 @@ class _Metrics:
             numbers[served.name] = number + 1
             asked.append(_reading(served, str(number)))
         readings = await asyncio.gather(*asked)
+        self._state.metrics.log_lines_dropped.labels().set(dropped_lines())
         return Response(self._state.metrics.expose(readings), 200, None, _TEXT_FORMAT)
 
 

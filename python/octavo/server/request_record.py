@@ -37,30 +37,9 @@ class RequestRecord:
     """
 
     __slots__ = (
-        "_admitted",
-        "_arrival",
-        "_cached",
-        "_ended",
-        "_finish_reasons",
-        "_first",
-        "_gap_bounds",
-        "_gap_counts",
-        "_gaps",
-        "_generated",
-        "_last",
-        "_last_at",
-        "_max_tokens",
-        "_metrics",
-        "_n",
-        "_num_answers",
-        "_series",
-        "_tokens",
-        "_variant",
-        "completion_tokens",
-        "model",
-        "name",
-        "prompt_tokens",
-        "variant",
+        "_admitted", "_arrival", "_cached", "_ended", "_finish_reasons", "_first", "_gap_bounds", "_gap_counts",
+        "_gaps", "_generated", "_last", "_last_at", "_metrics", "_num_answers", "_params", "_series", "_tokens",
+        "_variant", "completion_tokens", "model", "name", "prompt_tokens", "variant",
     )  # fmt: skip
 
     def __init__(
@@ -89,8 +68,7 @@ class RequestRecord:
         self._tokens: dict[int, int] = {}
         self._last_at = 0.0
         self._finish_reasons: list[str] = []
-        self._n = 1
-        self._max_tokens: int | None = None
+        self._params: SamplingParams | None = None
         self._num_answers = num_prompts
         self._series = series = metrics.model(model)
         self._variant = None if variant is None else metrics.variant(self.name, variant)
@@ -103,8 +81,7 @@ class RequestRecord:
 
     def begin(self, params: SamplingParams) -> None:
         """What it asks for; once, before it is submitted."""
-        self._n = params.n
-        self._max_tokens = params.max_tokens
+        self._params = params
         self._num_answers = len(self._cached) * params.n
 
     def admitted(self) -> None:
@@ -168,9 +145,9 @@ class RequestRecord:
         series.max_generation.observe(max(self._tokens.values(), default=self.completion_tokens))
         series.prefill_computed.observe(self.prompt_tokens - self.cached_tokens)
         self._count_sources()
-        series.params_n.observe(self._n)
-        if self._max_tokens is not None:
-            series.params_max_tokens.observe(self._max_tokens)
+        series.params_n.observe(self.num_answers)
+        if self.max_tokens is not None:
+            series.params_max_tokens.observe(self.max_tokens)
         per_token = self.time_per_output_token
         if per_token is not None:
             series.per_token.observe(per_token)
@@ -244,11 +221,36 @@ class RequestRecord:
         return (self._last_at - self._first) * answers / (self.completion_tokens - answers)
 
     @property
+    def inference_time(self) -> float | None:
+        """Seconds from admission to the last token so far; None before the first."""
+        return self._last_at - (self._admitted or self._arrival) if self._first else None
+
+    @property
+    def latency(self) -> float | None:
+        """Seconds from arrival to the end; None before."""
+        return self._ended - self._arrival if self._ended else None
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of the answers that have ended, in that order."""
+        return list(self._finish_reasons)
+
+    @property
     def max_tokens(self) -> int | None:
         """As asked for."""
-        return self._max_tokens
+        return None if self._params is None else self._params.max_tokens
+
+    @property
+    def temperature(self) -> float | None:
+        """As asked for."""
+        return None if self._params is None else self._params.temperature
+
+    @property
+    def top_p(self) -> float | None:
+        """As asked for."""
+        return None if self._params is None else self._params.top_p
 
     @property
     def num_answers(self) -> int:
         """Answers asked for, a prompt."""
-        return self._n
+        return 1 if self._params is None else self._params.n

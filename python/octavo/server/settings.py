@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 
 from octavo.errors import ConfigError
 
 __all__ = ["ServerSettings"]
+
+_METRICS_PREFIX = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,63}")
 
 
 class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -17,10 +20,21 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     Attributes:
         max_body_bytes: of a request.
         sse_keep_alive_seconds: a stream that is silent for so long sends a comment; 0 for never.
+        metrics_prefix: before the names of metrics that vLLM has too; `octavo_` gives all metrics one prefix.
+        metrics_old_names: show metrics that vLLM renamed under their old names as well.
+        access_log: a line a request.
+        log_prompts: characters of each request's body in its line; 0 for none, as bodies hold what users write.
+        otlp_traces_endpoint: OpenTelemetry collector (OTLP over HTTP) that gets a span a request; None for none.
     """
 
     max_body_bytes: int = 8 << 20
     sse_keep_alive_seconds: float = 15.0
+
+    metrics_prefix: str = "vllm:"
+    metrics_old_names: bool = False
+    access_log: bool = True
+    log_prompts: int = 0
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -33,3 +47,9 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
                 f"sse_keep_alive_seconds: {self.sse_keep_alive_seconds} is not a number of seconds; use 15, or 0 to "
                 "turn keep-alive comments off"
             )
+        if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):
+            raise ConfigError(
+                f"metrics_prefix: {self.metrics_prefix!r} cannot begin a metric's name; use vllm: or octavo_"
+            )
+        if self.log_prompts < 0:
+            raise ConfigError(f"log_prompts: {self.log_prompts} is not a number of characters; use 0 for none")

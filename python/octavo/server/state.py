@@ -12,6 +12,7 @@ from octavo.server.http import Receive, wait_gone
 from octavo.server.metrics import Metrics
 from octavo.server.served import Engine, ServedModel
 from octavo.server.settings import ServerSettings
+from octavo.server.spans import Spans
 
 __all__ = ["ServerState"]
 
@@ -22,11 +23,16 @@ class ServerState:
     Attributes:
         settings: as given.
         metrics: of this server.
+        spans: where requests' spans go; None without a collector.
     """
 
     def __init__(self, settings: ServerSettings | None = None) -> None:
         self.settings = settings or ServerSettings()
-        self.metrics = Metrics(__version__)
+        self.metrics = Metrics(
+            __version__, prefix=self.settings.metrics_prefix, old_names=self.settings.metrics_old_names
+        )
+        endpoint = self.settings.otlp_traces_endpoint
+        self.spans = None if endpoint is None else Spans(endpoint)
         self._models: list[ServedModel] = []
         self._by_name: dict[str, ServedModel] = {}
         self._running: set[asyncio.Future[None]] = set()
