@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -69,9 +70,9 @@ async def _serve(
         from octavo.server.lifecycle import serve
         from octavo.server.state import ServerState
 
-        def announce(served: ServedModel) -> None:
+        def announce(models: list[ServedModel]) -> None:
             shown.close()
-            typer.echo(_announcement(url, served, time.monotonic() - began))
+            typer.echo(_announcement(url, models[0], config.served_model_name, time.monotonic() - began))
 
         def wait(num_running: int) -> None:
             answers = "1 running answer" if num_running == 1 else f"{num_running} running answers"
@@ -95,7 +96,7 @@ def _url(listener: socket.socket) -> str:
     return f"http://{shown}:{port}"
 
 
-def _announcement(url: str, served: ServedModel, seconds: float) -> str:
+def _announcement(url: str, served: ServedModel, names: Sequence[str], seconds: float) -> str:
     info = served.engine.model
     kv_tokens = (info.num_blocks - 1) * info.block_size
     chat = served.engine.tokenizer is not None and served.engine.tokenizer.has_chat_template
@@ -115,7 +116,7 @@ def _announcement(url: str, served: ServedModel, seconds: float) -> str:
         )
     what = f"{info.architecture}, {info.dtype} on {info.device}"
     return f"""
-Serving {", ".join(served.names)} at {url} (ready in {seconds:.1f} s)
+Serving {", ".join(names or served.names)} at {url} (ready in {seconds:.1f} s)
   {what}, context {info.max_model_len:,} tokens, KV cache {kv_tokens:,} tokens
 
 curl {url}/v1/{path} -H 'Content-Type: application/json' \\

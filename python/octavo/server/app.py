@@ -8,13 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from octavo.server import chat, completions, observe, ollama, reads
+from octavo.server import chat, completions, health, observe, ollama, reads
 from octavo.server.reads import json_response
 from octavo.server.state import ServerState
 
 __all__ = ["create_app"]
 
-_MODULES = (chat, completions, observe, ollama, reads)
+_MODULES = (chat, completions, health, observe, ollama, reads)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

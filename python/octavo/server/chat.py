@@ -44,7 +44,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
 async def chat_completions(call: Call) -> None:
     """Answer one chat request, whole or streamed."""
     request = decode(ChatCompletionRequest, call.body)
-    served = await call.route(request.model)
+    served = await call.route(request.model, user=request.user, session=request.session_id)
     params = request.sampling_params(
         served.sampling_defaults,
         max_tokens=None,
@@ -74,7 +74,7 @@ async def chat_completions(call: Call) -> None:
             "model": served.name,
             "choices": [_choice(index, answer, request, to_logprobs) for index, answer in enumerate(answers)],
             "service_tier": None,
-            "system_fingerprint": None,
+            "system_fingerprint": served.version,
             "usage": usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens),
         }
     )

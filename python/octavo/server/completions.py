@@ -36,7 +36,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
 async def completions(call: Call) -> None:
     """Answer one completion request, whole or streamed."""
     request = decode(CompletionRequest, call.body)
-    served = await call.route(request.model)
+    served = await call.route(request.model, user=request.user, session=request.session_id)
     if request.logprobs is not None and request.logprobs > MAX_LOGPROBS:
         raise InvalidRequest(f"logprobs: {request.logprobs} is more than {MAX_LOGPROBS}", "logprobs")
     params = request.sampling_params(
@@ -72,7 +72,7 @@ async def completions(call: Call) -> None:
                 for index, answer in enumerate(answers)
             ],
             "service_tier": None,
-            "system_fingerprint": None,
+            "system_fingerprint": served.version,
             "usage": usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens),
         }
     )

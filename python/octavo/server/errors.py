@@ -13,7 +13,7 @@ from octavo.errors import (
     OctavoError,
 )
 
-__all__ = ["BodyTooLarge", "EngineLoading", "ServerStopping", "describe"]
+__all__ = ["BodyTooLarge", "EngineLoading", "ModelUnavailable", "ServerStopping", "describe"]
 
 logger = logging.getLogger("octavo.server")
 
@@ -24,6 +24,10 @@ class BodyTooLarge(InvalidRequest):
 
 class EngineLoading(OctavoError):
     """The model is still loading."""
+
+
+class ModelUnavailable(OctavoError):
+    """The model is known and cannot answer: it is not loaded, or its load failed."""
 
 
 class ServerStopping(OctavoError):
@@ -39,7 +43,8 @@ _TABLE: tuple[tuple[type[BaseException], int, str, str | None, dict[str, str]], 
     (BodyTooLarge, 413, "invalid_request_error", "body_too_large", {"connection": "close"}),
     (InvalidRequest, 400, "invalid_request_error", "invalid_value", {}),
     (EngineLoading, 503, "service_unavailable_error", "model_loading", _RETRY),
-    (ServerStopping, 503, "service_unavailable_error", "server_stopping", _RETRY),
+    (ModelUnavailable, 503, "service_unavailable_error", "model_unavailable", {"retry-after": "5"}),
+    (ServerStopping, 503, "service_unavailable_error", "server_stopping", {**_RETRY, "connection": "close"}),
     (EngineDead, 503, "service_unavailable_error", "engine_dead", _RETRY),
     (Exception, 500, "server_error", "internal_error", _NO_RETRY),
 )

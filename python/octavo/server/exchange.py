@@ -34,7 +34,7 @@ class Call:
         context: what its log line, its trace and its metrics know of it.
     """
 
-    __slots__ = ("body", "context", "reply", "request_id", "scope", "state")
+    __slots__ = ("_releases", "body", "context", "reply", "request_id", "scope", "state")
 
     def __init__(self, state: ServerState, scope: Scope, body: bytes, reply: Reply, context: RequestContext) -> None:
         self.state = state
@@ -43,6 +43,7 @@ class Call:
         self.reply = reply
         self.request_id = context.request_id
         self.context = context
+        self._releases: list[Callable[[], None]] = []
 
     @property
     def trace(self) -> Trace | None:
@@ -53,22 +54,48 @@ class Call:
         """The first request header of a (lower case) name."""
         return header(self.scope, name)
 
-    async def route(self, name: str | None) -> ServedModel:
-        """The model that is to answer a request for `name`; the first one for None.
+    async def route(
+        self, name: str | None, *, user: object = None, session: object = None, variant: str | None = None
+    ) -> ServedModel:
+        """The model that is to answer a request for `name`, in use until the exchange ends.
+
+        Args:
+            name: model or alias; None: the server's first.
+            user: by the request; of an alias of several models the same one always answers a user.
+            session: by the request; stands in for the user, as do the header `X-Session-ID` and the API key's name.
+            variant: the alias's model that is wanted, by its id; the header `X-Variant` stands in for it.
 
         Raises:
-            EngineLoading, ModelNotServed, EngineDead.
+            ServerStopping, EngineLoading, ModelUnavailable, ModelNotServed, EngineDead.
+            InvalidRequest: the alias has no such variant.
         """
-        return self.state.resolve(name)
+        state = self.state
+        state.check_ready()
+        served, release = await state.registry.acquire(
+            name, lambda: str(user or session or self._session() or "") or None, variant or self.header(b"x-variant")
+        )
+        self._releases.append(release)
+        self.reply.headers.append((b"x-model-version", served.version.encode()))
+        return served
+
+    def _session(self) -> str | None:
+        name: str | None = getattr(getattr(self, "identity", None), "name", None)
+        return self.header(b"x-session-id") or name
+
+    def end(self) -> None:
+        """The exchange is over: its models are no longer in use by it."""
+        releases, self._releases = self._releases, []
+        for release in releases:
+            release()
 
     def record(self, served: ServedModel, prompt_tokens: int, num_prompts: int = 1) -> RequestRecord:
         """The request's times and counts, from its arrival on."""
         record = RequestRecord(
             self.state.metrics,
-            served.name,
+            served.model_label,
             prompt_tokens,
             num_prompts,
-            variant=getattr(served, "version", None),
+            variant=served.version,
             arrival=self.context.arrival,
         )
         self.context.record = record
@@ -114,8 +141,12 @@ class Exchange:
                 context.prompt = body[: 4 * state.settings.log_prompts].decode("utf-8", "replace")[
                     : state.settings.log_prompts
                 ]
-            if not await state.run(self._work(Call(state, scope, body, reply, context)), receive):
-                context.disconnected = True
+            call = Call(state, scope, body, reply, context)
+            try:
+                if not await state.run(self._work(call), receive):
+                    context.disconnected = True
+            finally:
+                call.end()
         context.error_code = reply.error_code
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
@@ -132,7 +163,7 @@ class Exchange:
         try:
             await self._process(call)
         except asyncio.CancelledError:
-            if not self._state.stopping:
+            if not self._state.aborting:
                 raise
             await reply.fail(ServerStopping("The server is shutting down; this answer was cut short."))
         except Exception as error:

@@ -111,6 +111,7 @@ class Reply:
         status: of the answer; 0 until it has begun.
         streaming: whether events are being sent.
         num_events: sends of a stream so far; tells whether it is silent.
+        headers: sent with whatever the answer is; lower case.
         error_code: of the error that was answered.
     """
 
@@ -118,7 +119,7 @@ class Reply:
         self, send: Send, headers: list[tuple[bytes, bytes]] | None = None, errors: ErrorFormat | None = None
     ) -> None:
         self._send = send
-        self._headers = headers or []
+        self.headers = headers or []
         self._errors = errors or ErrorFormat()
         self.status = 0
         self.streaming = False
@@ -178,4 +179,4 @@ class Reply:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._headers]})
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self.headers]})

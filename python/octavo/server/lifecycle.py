@@ -6,26 +6,20 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from typing import Any
 
 import uvicorn
 
 from octavo.server.app import create_app
 from octavo.server.connection import ClientConnection
 from octavo.server.listen import BACKLOG
-from octavo.server.served import Engine, ServedModel
+from octavo.server.served import ClosableEngine, ServedModel
 from octavo.server.state import ServerState
 
-__all__ = ["ClosableEngine", "Server", "serve"]
+__all__ = ["Server", "serve"]
 
-
-class ClosableEngine(Engine, Protocol):
-    """An engine that is ended with the server."""
-
-    async def close(self) -> None:
-        """End it."""
-        ...
+_LAST_WORDS_S = 5
 
 
 class Server(uvicorn.Server):
@@ -39,38 +33,93 @@ class Server(uvicorn.Server):
 
 async def serve(
     listener: socket.socket,
-    starting: Awaitable[ClosableEngine],
+    starting: Awaitable[ClosableEngine] | None = None,
     *,
     names: Sequence[str] = (),
     grace: float = 5.0,
+    drain_delay: float = 0.0,
     log_level: str = "warning",
-    on_ready: Callable[[ServedModel], None] | None = None,
+    on_ready: Callable[[list[ServedModel]], None] | None = None,
     on_wait: Callable[[int], None] | None = None,
     state: ServerState | None = None,
     signals: bool = True,
+    admin: tuple[socket.socket, Any] | None = None,
 ) -> None:
-    """Answer on `listener` at once (503 while the model loads), load the model, serve until a signal.
+    """Answer on `listener` at once (503 while models load), load the models, serve until a signal.
 
-    SIGINT or SIGTERM stops accepting, lets running answers finish for `grace` seconds, then ends them with an error
-    event; a second signal ends them at once.
+    SIGTERM makes `/readyz` answer 503 at once; after `drain_delay` seconds, in which balancers notice, new requests are
+    refused with 503; running answers get `grace` seconds more and then end with an error event. SIGINT leaves
+    the delay out. A second signal ends everything at once. Signals count from before a model is loaded.
 
     Args:
         listener: from `bind`; closed at the end.
-        starting: gives the engine once its model is loaded; closed at the end.
-        names: the model answers to.
+        starting: gives an engine once its model is loaded; closed at the end. None: the registry's models are loaded.
+        names: the model of `starting` answers to.
         grace: seconds.
+        drain_delay: seconds.
         log_level: of uvicorn.
-        on_ready: called when the model is served.
+        on_ready: called with what is served when all is loaded.
         on_wait: called when the end waits for running answers, with their number.
         state: to serve from; a fresh one when None.
         signals: handle SIGINT and SIGTERM (the main thread only); else cancel the task to stop.
+        admin: a second listener and the application behind it.
 
     Raises:
-        OctavoError: the model could not be loaded.
+        OctavoError: a model could not be loaded.
     """
     state = state or ServerState()
+    server = _server(create_app(state), log_level)
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    force = asyncio.Event()
+    patience = 0.0
+
+    def on_signal(delay: float) -> None:
+        nonlocal patience
+        patience = delay
+        (force if stop.is_set() else stop).set()
+
+    handled = {signal.SIGINT: 0.0, signal.SIGTERM: drain_delay} if signals else {}
+    for number, delay in handled.items():
+        loop.add_signal_handler(number, on_signal, delay)
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    admin_server = None if admin is None else _server(admin[1], log_level)
+    administering = None
+    if admin is not None and admin_server is not None:
+        administering = asyncio.ensure_future(admin_server.serve(sockets=[admin[0]]))
+    loading = asyncio.ensure_future(_load(state, starting, names))
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((serving, loading, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            if on_ready is not None:
+                on_ready(state.models)
+            await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not loading.done():
+            loading.cancel()
+            patience = 0.0
+        state.draining = True
+        await _wait_any(patience, serving, force.wait())
+        state.refuse()
+        if on_wait is not None and grace > 0 and state.num_running:
+            on_wait(state.num_running)
+        await _wait_any(grace, serving, force.wait(), state.quiet())
+        state.abort_all()
+        server.should_exit = True
+        if admin_server is not None:
+            admin_server.should_exit = True
+        stopped.cancel()
+        await asyncio.gather(serving, loading, stopped, *filter(None, [administering]), return_exceptions=True)
+        await state.registry.close()
+        for number in handled:
+            loop.remove_signal_handler(number)
+
+
+def _server(app: Any, log_level: str) -> Server:
     config = uvicorn.Config(
-        create_app(state),
+        app,
         http=ClientConnection,
         loop="none",
         ws="none",
@@ -80,49 +129,22 @@ async def serve(
         server_header=False,
         log_level=log_level,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=round(grace) + 2,
+        timeout_graceful_shutdown=_LAST_WORDS_S,
     )
-    server = Server(config)
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    force = asyncio.Event()
-
-    def on_signal() -> None:
-        (force if stop.is_set() else stop).set()
-
-    handled = (signal.SIGINT, signal.SIGTERM) if signals else ()
-    for number in handled:
-        loop.add_signal_handler(number, on_signal)
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    loading = asyncio.ensure_future(starting)
-    stopped = asyncio.ensure_future(stop.wait())
-    engine: ClosableEngine | None = None
-    try:
-        await asyncio.wait((serving, loading, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
-            engine = loading.result()
-            served = state.add(engine, names)
-            if on_ready is not None:
-                on_ready(served)
-            await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        if not loading.done():
-            loading.cancel()
-        server.should_exit = True
-        if on_wait is not None and grace > 0 and state.num_running:
-            on_wait(state.num_running)
-        await _drain(serving, state, force, grace)
-        stopped.cancel()
-        await asyncio.gather(serving, loading, stopped, return_exceptions=True)
-        if engine is not None:
-            await engine.close()
-        for number in handled:
-            loop.remove_signal_handler(number)
+    return Server(config)
 
 
-async def _drain(serving: asyncio.Future[None], state: ServerState, force: asyncio.Event, grace: float) -> None:
-    forced = asyncio.ensure_future(force.wait())
-    await asyncio.wait((serving, forced), timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-    forced.cancel()
-    if not serving.done():
-        state.abort_all()
+async def _load(state: ServerState, starting: Awaitable[ClosableEngine] | None, names: Sequence[str]) -> None:
+    if starting is None:
+        await state.registry.start()
+    else:
+        state.registry.adopt(await starting, names)
+
+
+async def _wait_any(seconds: float, serving: asyncio.Future[None], *others: Coroutine[Any, Any, Any]) -> None:
+    """Until the server ends, one of the others does, or the time is over."""
+    tasks = [asyncio.ensure_future(other) for other in others]
+    await asyncio.wait((serving, *tasks), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -124,11 +124,11 @@ async def _reading(served: ServedModel, engine: str) -> EngineReading:
         state = "dead"
     model = served.engine.model
     return EngineReading(
-        served.name,
+        served.model_label,
         engine,
         stats,
         info={
-            "version": str(getattr(served, "version", None) or ""),
+            "version": served.version,
             "root": str(model.name),
             "architecture": str(model.architecture),
             "dtype": str(model.dtype),
@@ -153,8 +153,8 @@ class _Metrics:
         numbers: dict[str, int] = {}
         asked = []
         for served in self._state.models:
-            number = numbers.get(served.name, 0)
-            numbers[served.name] = number + 1
+            number = numbers.get(served.model_label, 0)
+            numbers[served.model_label] = number + 1
             asked.append(_reading(served, str(number)))
         readings = await asyncio.gather(*asked)
         self._state.metrics.log_lines_dropped.labels().set(dropped_lines())

@@ -90,6 +90,9 @@ class SamplingFields(RequestBody, kw_only=True):
     skip_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    # Who asks: decides nothing but which model of an alias answers, so any type will do.
+    user: Any = None
+    session_id: Any = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

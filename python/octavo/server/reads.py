@@ -1,4 +1,4 @@
-"""The GET routes: models, health, version, metrics."""
+"""The GET routes: models, version, metrics."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from octavo._core import __version__
+from octavo.server.entry import ModelEntry
 from octavo.server.errors import describe
-from octavo.server.served import ServedModel
 from octavo.server.state import ServerState
 
 __all__ = ["json_response", "routes"]
@@ -27,15 +27,18 @@ def json_response(payload: Any, status: int = 200, headers: dict[str, str] | Non
     return Response(msgspec.json.encode(payload), status, headers, "application/json")
 
 
-def _model_object(served: ServedModel, name: str) -> dict[str, Any]:
+def _model_object(entry: ModelEntry, name: str) -> dict[str, Any]:
+    info = entry.info
+    root = info.name if info is not None else entry.config.model if entry.config is not None else entry.id
     return {
         "id": name,
         "object": "model",
-        "created": served.created,
+        "created": entry.created,
         "owned_by": "octavo",
-        "root": str(served.engine.model.name),
+        "root": str(root),
         "parent": None,
-        "max_model_len": served.max_model_len,
+        # Not known before the model was loaded for the first time.
+        "max_model_len": None if info is None else int(info.max_model_len),
         "permission": [],
     }
 
@@ -52,26 +55,18 @@ class _Reads:
             self._state.check_ready()
         except Exception as error:
             return _failure(error)
-        data = [_model_object(served, name) for served in self._state.models for name in served.names]
+        registry = self._state.registry
+        data = [_model_object(registry.targets(name)[0], name) for name in registry.names]
         return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{name}`; a name may hold slashes."""
         name = request.path_params["name"]
         try:
-            return json_response(_model_object(self._state.resolve(name), name))
-        except Exception as error:
-            return _failure(error)
-
-    async def health(self, request: Request) -> Response:
-        """`GET /health`: 200 when requests can be served, 503 with the reason when not."""
-        try:
             self._state.check_ready()
-            for served in self._state.models:
-                served.engine.check_health()
+            return json_response(_model_object(self._state.registry.targets(name)[0], name))
         except Exception as error:
             return _failure(error)
-        return Response(b"", 200)
 
     async def version(self, request: Request) -> Response:
         """`GET /version`."""
@@ -84,6 +79,5 @@ def routes(state: ServerState) -> list[BaseRoute]:
     return [
         Route("/v1/models", reads.models),
         Route("/v1/models/{name:path}", reads.model),
-        Route("/health", reads.health),
         Route("/version", reads.version),
     ]

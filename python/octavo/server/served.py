@@ -15,7 +15,7 @@ from octavo.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["Engine", "ServedModel"]
+__all__ = ["ClosableEngine", "Engine", "ServedModel"]
 
 # Templates and tokenizing leave the event loop; the tokenizers crate releases the GIL.
 _text_threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-text")
@@ -49,26 +49,39 @@ class Engine(Protocol):
         ...
 
 
+class ClosableEngine(Engine, Protocol):
+    """An engine that is ended by whoever serves it."""
+
+    async def close(self) -> None:
+        """End it."""
+        ...
+
+
 class ServedModel:
-    """One engine and the names it answers to.
+    """One engine, under one name.
 
     Args:
         engine: a running engine.
         names: the first is the one that answers carry; `engine.model.name` when empty.
+        version: the model's id in the registry; the name when None.
+        created: Unix time.
 
     Attributes:
-        created: Unix time at which it was put up.
+        name: the name answers carry: the one that the request gave.
+        version: the model's id, of whatever alias or weight led to it; in `system_fingerprint` and `X-Model-Version`.
+        model_label: the id without its version, for metrics.
+        created: Unix time at which it was registered.
     """
 
-    def __init__(self, engine: Engine, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, engine: Engine, names: Sequence[str] = (), *, version: str | None = None, created: int | None = None
+    ) -> None:
         self.engine = engine
         self.names = tuple(names) or (str(engine.model.name),)
-        self.created = int(time.time())
-
-    @property
-    def name(self) -> str:
-        """The name answers carry."""
-        return self.names[0]
+        self.name = self.names[0]
+        self.version = version or self.name
+        self.model_label = self.version.partition("@")[0]
+        self.created = int(time.time()) if created is None else created
 
     @property
     def max_model_len(self) -> int:

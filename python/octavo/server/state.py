@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 
 from octavo._core import __version__
-from octavo.errors import ModelNotServed
 from octavo.server.errors import EngineLoading, ServerStopping
 from octavo.server.http import Receive, wait_gone
 from octavo.server.metrics import Metrics
-from octavo.server.served import Engine, ServedModel
+from octavo.server.registry import ModelRegistry, StartEngine, start_async_engine
+from octavo.server.served import ClosableEngine, ServedModel
 from octavo.server.settings import ServerSettings
 from octavo.server.spans import Spans
 
@@ -20,54 +20,57 @@ __all__ = ["ServerState"]
 class ServerState:
     """Models, metrics and what is running.
 
+    Args:
+        settings: the defaults when None.
+        start_engine: makes the registry's engines.
+
     Attributes:
         settings: as given.
         metrics: of this server.
         spans: where requests' spans go; None without a collector.
+        registry: its models.
+        draining: the end has begun; requests are still taken until `stopping`.
     """
 
-    def __init__(self, settings: ServerSettings | None = None) -> None:
+    def __init__(self, settings: ServerSettings | None = None, start_engine: StartEngine = start_async_engine) -> None:
         self.settings = settings or ServerSettings()
         self.metrics = Metrics(
             __version__, prefix=self.settings.metrics_prefix, old_names=self.settings.metrics_old_names
         )
         endpoint = self.settings.otlp_traces_endpoint
         self.spans = None if endpoint is None else Spans(endpoint)
-        self._models: list[ServedModel] = []
-        self._by_name: dict[str, ServedModel] = {}
+        self.registry = ModelRegistry(self.settings, start_engine)
+        self.draining = False
         self._running: set[asyncio.Future[None]] = set()
+        self._quiet = asyncio.Event()
         self._stopping = False
+        self._aborting = False
 
-    def add(self, engine: Engine, names: Sequence[str] = ()) -> ServedModel:
-        """Serve an engine under `names`, or its model's own name."""
-        served = ServedModel(engine, names)
-        self._models.append(served)
-        for name in served.names:
-            self._by_name[name] = served
-        return served
+    def add(self, engine: ClosableEngine, names: Sequence[str] = ()) -> ServedModel:
+        """Serve an engine that runs already under `names`, or its model's own name."""
+        entry = self.registry.adopt(engine, names)
+        return entry.view(entry.id)
 
     @property
     def models(self) -> list[ServedModel]:
-        """What is served, in the order it came."""
-        return list(self._models)
+        """What is loaded, each with its id and all aliases that lead to it, in the order it came."""
+        registry = self.registry
+        return [
+            ServedModel(entry.engine, (entry.id, *registry.aliases_of(entry)), version=entry.id, created=entry.created)
+            for entry in registry.loaded
+            if entry.engine is not None
+        ]
 
     def resolve(self, name: str | None) -> ServedModel:
-        """The model a request names; the first one when it names none.
+        """The model of a name, to read about it; `Call.route` gives one to use.
 
         Raises:
-            EngineLoading: nothing is served yet.
+            ServerStopping, EngineLoading, ModelUnavailable: not now.
             ModelNotServed: no model of that name.
             EngineDead: its engine has ended.
         """
         self.check_ready()
-        served = self._models[0] if name is None else self._by_name.get(name)
-        if served is None:
-            served_names = ", ".join(f"`{known}`" for known in self._by_name)
-            raise ModelNotServed(
-                f"The model `{str(name)[:200]}` does not exist; this server has {served_names}.", "model"
-            )
-        served.engine.check_health()
-        return served
+        return self.registry.resolve(name)
 
     def check_ready(self) -> None:
         """Raise what keeps the whole server from answering.
@@ -77,7 +80,7 @@ class ServerState:
         """
         if self._stopping:
             raise ServerStopping("The server is shutting down.")
-        if not self._models:
+        if not self.registry.started:
             raise EngineLoading("The model is still loading; try again in a moment.")
 
     @property
@@ -87,12 +90,28 @@ class ServerState:
 
     @property
     def stopping(self) -> bool:
-        """Whether `abort_all` was called."""
+        """Whether new requests are refused."""
         return self._stopping
+
+    @property
+    def aborting(self) -> bool:
+        """Whether `abort_all` was called."""
+        return self._aborting
+
+    def refuse(self) -> None:
+        """Refuse new requests from now on; those that run go on."""
+        self.draining = self._stopping = True
+
+    async def quiet(self) -> None:
+        """Return once nothing runs."""
+        while self._running:
+            self._quiet.clear()
+            await self._quiet.wait()
 
     def abort_all(self) -> None:
         """End every running exchange with an error; new ones are refused."""
-        self._stopping = True
+        self.refuse()
+        self._aborting = True
         for task in list(self._running):
             task.cancel()
 
@@ -110,6 +129,8 @@ class ServerState:
             stayed = task.done()
         finally:
             self._running.discard(task)
+            if not self._running:
+                self._quiet.set()
             if not task.done():
                 task.cancel()
             gone.cancel()

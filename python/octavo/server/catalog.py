@@ -1,0 +1,256 @@
+"""Which models there are, and under which names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError, InvalidRequest, ModelNotServed
+from octavo.server.aliases import Alias, check_name
+from octavo.server.entry import ModelEntry, ModelState
+
+__all__ = ["Catalog", "quoted"]
+
+_MAX_MODELS = 256
+
+
+class Catalog:
+    """Models by name.
+
+    A name is a model's id (`name@version` or `name`) or an alias, which stands for one model or divides its requests
+    among several by weight; an alias hides a model of the same id.
+
+    Attributes:
+        default: the name that stands in where a request names none.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[str, ModelEntry] = {}
+        self._aliases: dict[str, Alias] = {}
+        self._at_start: list[str] = []
+        self.default: str | None = None
+
+    # -------------------------------------------------------- what there is
+
+    @property
+    def entries(self) -> list[ModelEntry]:
+        """All models, in the order they came."""
+        return list(self._entries.values())
+
+    @property
+    def aliases(self) -> dict[str, dict[str, float]]:
+        """Weights by model id, by alias."""
+        return {name: dict(alias.weights) for name, alias in self._aliases.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """What a request may name: models that no alias hides, then aliases."""
+        return [*(id for id in self._entries if id not in self._aliases), *self._aliases]
+
+    @property
+    def loaded(self) -> list[ModelEntry]:
+        """Models that have an engine."""
+        return [entry for entry in self._entries.values() if entry.engine is not None]
+
+    def aliases_of(self, entry: ModelEntry) -> list[str]:
+        """The aliases that lead to a model, whatever the weight."""
+        return [name for name, alias in self._aliases.items() if entry.id in alias.weights]
+
+    def targets(self, name: str) -> list[ModelEntry]:
+        """The models a name stands for.
+
+        Raises:
+            ModelNotServed: none.
+        """
+        alias = self._aliases.get(name)
+        if alias is not None:
+            return [self._entries[id] for id in alias.weights]
+        if name not in self._entries:
+            raise self._unknown(name)
+        return [self._entries[name]]
+
+    def find(self, name: str) -> ModelEntry:
+        """The one model a name stands for; an id finds its model though an alias hides it.
+
+        Raises:
+            ModelNotServed: none.
+            InvalidRequest: an alias for several.
+        """
+        alias = self._aliases.get(name)
+        if alias is not None and alias.sole is None and name not in self._entries:
+            raise InvalidRequest(
+                f"model: `{name}` stands for several models; name one of {quoted(alias.weights)}", "model"
+            )
+        if name in self._entries and (alias is None or alias.sole is None):
+            return self._entries[name]
+        return self.targets(name)[0]
+
+    # -------------------------------------------------------- changes
+
+    def register(
+        self,
+        id: str,
+        config: EngineConfig,
+        *,
+        keep_alive: float | None = None,
+        pinned: bool = False,
+        at_start: bool = False,
+    ) -> ModelEntry:
+        """Make a model known; it is loaded by `start`, `load`, `swap` or a request.
+
+        The first version of a name gets the name as its alias. A model that is not loaded may be registered again, with
+        other settings.
+
+        Args:
+            id: `name@version` or `name`.
+            config: of its engine.
+            keep_alive: idle seconds after which it is unloaded; None: the server's setting, negative: never.
+            pinned: never unload it to make room.
+            at_start: load it in `start`.
+
+        Raises:
+            ConfigError: no name, too many models, or one of this id is loaded with other settings.
+        """
+        check_name(id, "model")
+        entry = self._entries.get(id)
+        if entry is None:
+            if len(self._entries) >= _MAX_MODELS:
+                raise ConfigError(f"model: {_MAX_MODELS} models are known; remove one before adding `{id}`")
+            entry = self._entries[id] = ModelEntry(id, config, keep_alive=keep_alive, pinned=pinned)
+            self._name(entry)
+        elif entry.config != config:
+            if entry.state not in (ModelState.UNLOADED, ModelState.FAILED):
+                raise ConfigError(
+                    f"model: `{id}` is {entry.state.value} with other settings; unload it, or give this one another "
+                    f"version, such as `{self._next_version(entry.name)}`"
+                )
+            entry.config, entry.info = config, None
+        if keep_alive is not None:
+            entry.keep_alive = keep_alive
+        entry.pinned = pinned or entry.pinned
+        if at_start and id not in self._at_start:
+            self._at_start.append(id)
+        return entry
+
+    def _name(self, entry: ModelEntry) -> None:
+        if self.default is None:
+            self.default = entry.name
+        if entry.version and entry.name not in self._aliases and entry.name not in self._entries:
+            self._aliases[entry.name] = Alias(entry.name, {entry.id: 1})
+
+    def set_alias(self, name: str, weights: Mapping[str, float]) -> None:
+        """Let a name stand for models, by weight; requests that run are not touched.
+
+        Raises:
+            ConfigError: a model that is not known, or weights that are none.
+        """
+        self.set_aliases({**self._aliases, name: Alias(name, weights)})
+
+    def set_aliases(self, aliases: Mapping[str, Alias]) -> None:
+        """Replace all aliases at once.
+
+        Raises:
+            ConfigError: a model that is not known; nothing is changed.
+        """
+        for alias in aliases.values():
+            for id in alias.weights:
+                if id not in self._entries:
+                    raise ConfigError(
+                        f"aliases.{alias.name}: there is no model `{id[:80]}`{_did_you_mean(id, self._entries)}; "
+                        f"there are {quoted(self._entries)}"
+                    )
+        self._aliases = dict(aliases)
+
+    def remove_alias(self, name: str) -> None:
+        """Forget an alias.
+
+        Raises:
+            ModelNotServed: there is none of that name.
+        """
+        if name not in self._aliases:
+            raise ModelNotServed(f"There is no alias `{name[:80]}`.", "name")
+        del self._aliases[name]
+
+    # -------------------------------------------------------- requests
+
+    def choose(
+        self, name: str | None, key: Callable[[], str | None] | None = None, variant: str | None = None
+    ) -> tuple[ModelEntry, str]:
+        """The model that is to answer a request, and the name its answer carries.
+
+        An alias of several models prefers the one its weights and the key say; should that be unable to answer, the
+        next that can takes its place.
+
+        Args:
+            name: by the request; None: `default`.
+            key: gives what keeps a user or session with one model; asked for only where that matters.
+            variant: a model of the alias, asked for by its id.
+
+        Raises:
+            ModelNotServed: no such name.
+            InvalidRequest: the variant is none of the name's.
+        """
+        asked = self.default if name is None else name
+        alias = self._aliases.get(asked) if asked is not None else None
+        if alias is None:
+            entry = self._entries.get(asked) if asked is not None else None
+            if entry is None or asked is None:
+                raise self._unknown(asked)
+            if variant is not None and variant != entry.id:
+                raise _no_variant(asked, variant, (entry.id,))
+            return entry, asked
+        if variant is not None:
+            if variant not in alias.weights:
+                raise _no_variant(alias.name, variant, alias.weights)
+            return self._entries[variant], alias.name
+        if alias.sole is not None:
+            return self._entries[alias.sole], alias.name
+        order = [self._entries[id] for id in alias.order(key() if key is not None else None)]
+        for able in (ModelEntry.healthy, self._may_load):
+            for entry in order:
+                if able(entry):
+                    return entry, alias.name
+        return order[0], alias.name
+
+    def _may_load(self, entry: ModelEntry) -> bool:
+        """Whether a request may have the model loaded."""
+        return False
+
+    def _unknown(self, name: str | None) -> ModelNotServed:
+        if name is None:
+            return ModelNotServed("model: this server has no model; name one with `octavo serve MODEL`", "model")
+        return ModelNotServed(
+            f"The model `{name[:200]}` does not exist{_did_you_mean(name, self.names)}; this server has "
+            f"{quoted(self.names)}.",
+            "model",
+        )
+
+    def _pointer(self, name: str) -> dict[str, float]:
+        alias = self._aliases.get(name)
+        if alias is not None:
+            return dict(alias.weights)
+        if name not in self._entries:
+            raise self._unknown(name)
+        return {name: 1.0}
+
+    def _next_version(self, name: str) -> str:
+        number = 2
+        while f"{name}@{number}" in self._entries:
+            number += 1
+        return f"{name}@{number}"
+
+
+def quoted(names: Collection[str]) -> str:
+    """Names for a message, not too many."""
+    shown = [f"`{name}`" for name in list(names)[:20]]
+    return ", ".join(shown) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def _did_you_mean(name: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(name[:200], known, 1)
+    return f" (did you mean `{close[0]}`?)" if close else ""
+
+
+def _no_variant(name: str, variant: str, known: Collection[str]) -> InvalidRequest:
+    return InvalidRequest(f"X-Variant: `{name}` has no variant `{variant[:80]}`; it has {quoted(known)}", "X-Variant")
