@@ -17,7 +17,9 @@ def start() -> Iterator[Callable[..., Running]]:
     running: list[Running] = []
 
     def make(engine: FakeEngine | None = None, **settings: Any) -> Running:
-        running.append(Running(engine or FakeEngine(), ServerState(ServerSettings(**settings))))
+        running.append(
+            Running(engine or FakeEngine(), ServerState(ServerSettings(**{"allowed_hosts": ("x",), **settings})))
+        )
         return running[-1]
 
     yield make

@@ -309,7 +309,9 @@ def test_a_large_body_is_not_taken_for_headers(server: Running) -> None:
     assert exchange(server, head + pieces + b"0\r\n\r\n")[0] == 200
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"])
+@pytest.mark.parametrize(
+    "begun", [b"", b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"]
+)
 def test_a_request_that_never_arrives(server: Running, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
     monkeypatch.setattr(ClientConnection, "arrival_s", 0.2)
     status, headers, _ = exchange(server, begun)

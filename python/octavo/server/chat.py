@@ -13,6 +13,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.exchange import Call, Exchange
 from octavo.server.generation import Answer, collect, pieces
 from octavo.server.http import Reply
+from octavo.server.limits import check_messages
 from octavo.server.messages import flatten
 from octavo.server.metrics import RequestRecord
 from octavo.server.protocol import ChatCompletionRequest, decode
@@ -44,6 +45,8 @@ def routes(state: ServerState) -> list[BaseRoute]:
 async def chat_completions(call: Call) -> None:
     """Answer one chat request, whole or streamed."""
     request = decode(ChatCompletionRequest, call.body)
+    check_messages(request.messages, call.state.settings)
+    call.timeout = request.timeout
     served = await call.route(request.model, user=request.user, session=request.session_id)
     params = request.sampling_params(
         served.sampling_defaults,
@@ -63,9 +66,9 @@ async def chat_completions(call: Call) -> None:
     record = call.record(served, len(prompt))
     answer_id = f"chatcmpl-{call.request_id}"
     if request.stream:
-        await _stream(served, request, prompt, params, record, call.reply, answer_id, to_logprobs)
+        await _stream(call, served, request, prompt, params, record, call.reply, answer_id, to_logprobs)
         return
-    answers = await collect(served, [prompt], params, record)
+    answers = await collect(call, served, [prompt], params, record)
     await call.reply.json(
         {
             "id": answer_id,
@@ -112,6 +115,7 @@ def _choice(
 
 
 async def _stream(
+    call: Call,
     served: ServedModel,
     request: ChatCompletionRequest,
     prompt: list[int],
@@ -148,7 +152,7 @@ async def _stream(
             shape["token_ids"] = delta.token_ids
         return chunk(shape)
 
-    source: Any = pieces(served, [prompt], params, record)
+    source: Any = pieces(call, served, [prompt], params, record)
     async with aclosing(source):
         async for choice, delta in source:
             # Only the first output proves that the request is sound: until then an error has its own status.

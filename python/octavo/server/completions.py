@@ -36,6 +36,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
 async def completions(call: Call) -> None:
     """Answer one completion request, whole or streamed."""
     request = decode(CompletionRequest, call.body)
+    call.timeout = request.timeout
     served = await call.route(request.model, user=request.user, session=request.session_id)
     if request.logprobs is not None and request.logprobs > MAX_LOGPROBS:
         raise InvalidRequest(f"logprobs: {request.logprobs} is more than {MAX_LOGPROBS}", "logprobs")
@@ -58,9 +59,9 @@ async def completions(call: Call) -> None:
     answer_id = f"cmpl-{call.request_id}"
     to_logprobs = await _logprobs(served, request, len(prompts) * params.n)
     if request.stream:
-        await _stream(served, request, prompts, echoes, params, record, call.reply, answer_id, to_logprobs)
+        await _stream(call, served, request, prompts, echoes, params, record, call.reply, answer_id, to_logprobs)
         return
-    answers = await collect(served, prompts, params, record)
+    answers = await collect(call, served, prompts, params, record)
     await call.reply.json(
         {
             "id": answer_id,
@@ -108,6 +109,7 @@ def _choice(
 
 
 async def _stream(
+    call: Call,
     served: ServedModel,
     request: CompletionRequest,
     prompts: list[list[int]],
@@ -144,7 +146,7 @@ async def _stream(
             shape["token_ids"] = delta.token_ids
         return writer.chunk([shape], usage_now() if request.continuous_usage else None)
 
-    source: Any = pieces(served, prompts, params, record)
+    source: Any = pieces(call, served, prompts, params, record)
     async with aclosing(source):
         async for choice, delta in source:
             # Only the first output proves that the request is sound: until then an error has its own status.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 from octavo.errors import (
@@ -13,7 +14,19 @@ from octavo.errors import (
     OctavoError,
 )
 
-__all__ = ["BodyTooLarge", "EngineLoading", "ModelUnavailable", "ServerStopping", "describe"]
+__all__ = [
+    "BodyTooLarge",
+    "ConcurrencyExceeded",
+    "EngineLoading",
+    "Forbidden",
+    "HostNotAllowed",
+    "ModelUnavailable",
+    "QueueFull",
+    "QueueTimeout",
+    "ServerStopping",
+    "Unauthorized",
+    "describe",
+]
 
 logger = logging.getLogger("octavo.server")
 
@@ -34,6 +47,42 @@ class ServerStopping(OctavoError):
     """The server is shutting down and ends what still runs."""
 
 
+class Unauthorized(OctavoError):
+    """No valid API key came with the request."""
+
+
+class Forbidden(OctavoError):
+    """The API key does not open what was asked for."""
+
+
+class HostNotAllowed(OctavoError):
+    """The Host header names a host that is not served here."""
+
+
+class _TryLater(OctavoError):
+    """Refused for now.
+
+    Attributes:
+        retry_after: seconds until another try is worth it, guessed.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFull(_TryLater):
+    """As many requests or tokens wait as may."""
+
+
+class QueueTimeout(_TryLater):
+    """The request's time was over before its turn came."""
+
+
+class ConcurrencyExceeded(_TryLater):
+    """The API key has as many requests under way as it may."""
+
+
 # The first class that matches decides: status, `type`, `code`, headers.
 _RETRY = {"retry-after": "1"}
 _NO_RETRY = {"x-should-retry": "false"}
@@ -42,6 +91,12 @@ _TABLE: tuple[tuple[type[BaseException], int, str, str | None, dict[str, str]], 
     (ModelNotServed, 404, "invalid_request_error", "model_not_found", {}),
     (BodyTooLarge, 413, "invalid_request_error", "body_too_large", {"connection": "close"}),
     (InvalidRequest, 400, "invalid_request_error", "invalid_value", {}),
+    (Unauthorized, 401, "authentication_error", "invalid_api_key", {"www-authenticate": "Bearer"}),
+    (Forbidden, 403, "permission_error", "insufficient_scope", {}),
+    (HostNotAllowed, 403, "permission_error", "host_not_allowed", {}),
+    (ConcurrencyExceeded, 429, "rate_limit_error", "concurrency_exceeded", _RETRY),
+    (QueueFull, 503, "service_unavailable_error", "queue_full", _RETRY),
+    (QueueTimeout, 503, "service_unavailable_error", "queue_timeout", _RETRY),
     (EngineLoading, 503, "service_unavailable_error", "model_loading", _RETRY),
     (ModelUnavailable, 503, "service_unavailable_error", "model_unavailable", {"retry-after": "5"}),
     (ServerStopping, 503, "service_unavailable_error", "server_stopping", {**_RETRY, "connection": "close"}),
@@ -67,4 +122,7 @@ def describe(error: BaseException) -> tuple[int, dict[str, Any], dict[str, str]]
         logger.error("a request failed", exc_info=error)
         message = "The server failed to answer this request; its log says why."
     field = getattr(error, "field", None)
-    return status, {"error": {"message": message, "type": label, "param": field, "code": code}}, dict(headers)
+    headers = dict(headers)
+    if isinstance(error, _TryLater):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    return status, {"error": {"message": message, "type": label, "param": field, "code": code}}, headers

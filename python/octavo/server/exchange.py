@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidRequest
+from octavo.sampling_params import SamplingParams
+from octavo.server.admission import Admission
+from octavo.server.admit import admit
+from octavo.server.auth import Identity, identity_of
 from octavo.server.errors import ServerStopping
 from octavo.server.http import ClientGone, ErrorFormat, Receive, Reply, Scope, Send, header, read_body
+from octavo.server.limits import check_json
 from octavo.server.metrics import RequestRecord
 from octavo.server.request_context import RequestContext, context_of
 
@@ -32,9 +37,10 @@ class Call:
         reply: the answer, not begun.
         request_id: the client's where harmless, else a fresh one; in every answer's `X-Request-Id`.
         context: what its log line, its trace and its metrics know of it.
+        timeout: seconds from its arrival that the request's own body gives it; set by the route's work.
     """
 
-    __slots__ = ("_releases", "body", "context", "reply", "request_id", "scope", "state")
+    __slots__ = ("_releases", "body", "context", "reply", "request_id", "scope", "state", "timeout")
 
     def __init__(self, state: ServerState, scope: Scope, body: bytes, reply: Reply, context: RequestContext) -> None:
         self.state = state
@@ -44,6 +50,7 @@ class Call:
         self.request_id = context.request_id
         self.context = context
         self._releases: list[Callable[[], None]] = []
+        self.timeout: float | None = None
 
     @property
     def trace(self) -> Trace | None:
@@ -87,6 +94,19 @@ class Call:
         releases, self._releases = self._releases, []
         for release in releases:
             release()
+
+    @property
+    def identity(self) -> Identity:
+        """Whom the request is from."""
+        return identity_of(self.scope)
+
+    def admission(self, served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Admission:
+        """The request's way into the engine: `async with` it around the generating.
+
+        Raises:
+            InvalidRequest: it asks for too much, or a header cannot be read.
+        """
+        return admit(self, served, prompts, params)
 
     def record(self, served: ServedModel, prompt_tokens: int, num_prompts: int = 1) -> RequestRecord:
         """The request's times and counts, from its arrival on."""
@@ -153,9 +173,11 @@ class Exchange:
         kind = header(scope, b"content-type")
         body = await read_body(scope, receive, self._state.settings.max_body_bytes)
         if self._any_content_type and header(scope, b"origin") is None:
+            check_json(body, self._state.settings)
             return body
         if kind is not None and kind.split(";")[0].strip().lower() not in ("application/json", ""):
             raise InvalidRequest(f"Content-Type: {kind[:60]!r} is not supported; send application/json")
+        check_json(body, self._state.settings)
         return body
 
     async def _work(self, call: Call) -> None:

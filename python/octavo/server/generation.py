@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from octavo.engine.outputs import OutputDelta, TokenLogprobs
 from octavo.sampling_params import SamplingParams
+from octavo.server.admission import Admission, Deadline
+from octavo.server.errors import QueueTimeout
 from octavo.server.metrics import RequestRecord
 from octavo.server.served import ServedModel
+
+if TYPE_CHECKING:
+    from octavo.server.exchange import Call
 
 __all__ = ["Answer", "collect", "pieces"]
 
@@ -43,23 +48,26 @@ class Answer(msgspec.Struct):
 
 
 async def _one(
-    served: ServedModel, prompt: int, token_ids: Sequence[int], params: SamplingParams
+    admission: Admission, served: ServedModel, prompt: int, token_ids: Sequence[int]
 ) -> AsyncIterator[tuple[int, OutputDelta]]:
-    stream: Any = served.engine.stream(token_ids, params)
+    await admission.turn(prompt)
+    stream: Any = served.engine.stream(token_ids, admission.params)
     async with aclosing(stream):
         async for delta in stream:
+            admission.count(prompt, len(delta.token_ids))
             yield prompt, delta
+    admission.done(prompt)
 
 
 async def _several(
-    served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams
+    admission: Admission, served: ServedModel, prompts: Sequence[Sequence[int]]
 ) -> AsyncIterator[tuple[int, OutputDelta]]:
     # A short queue: while the client is slow the engine merges what arrives, and nothing piles up here.
     queue: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None] = asyncio.Queue(len(prompts))
 
     async def pump(prompt: int) -> None:
         try:
-            async for item in _one(served, prompt, prompts[prompt], params):
+            async for item in _one(admission, served, prompt, prompts[prompt]):
                 await queue.put(item)
             await queue.put(None)
         except Exception as error:
@@ -82,12 +90,45 @@ async def _several(
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
+async def _within(deadline: Deadline, source: AsyncIterator[tuple[int, OutputDelta]], choices: int, n: int) -> Any:
+    """What `source` gives before the deadline, then the end of every answer that has none."""
+    open_choices = set(range(choices))
+    began = False
+    while deadline.begin_wait():
+        try:
+            item = await anext(source)
+        except StopAsyncIteration:
+            return
+        except asyncio.CancelledError:
+            if not deadline.interrupted():
+                raise
+            break
+        except QueueTimeout:
+            if not began:
+                raise
+            break
+        finally:
+            deadline.end_wait()
+        began = True
+        prompt, delta = item
+        if delta.finish_reason is not None:
+            open_choices.discard(prompt * n + delta.index)
+        yield item
+    if not began:
+        raise QueueTimeout("The request's time was over before its first token; try again later, or give it more", 1.0)
+    for choice in sorted(open_choices):
+        yield choice // n, OutputDelta(index=choice % n, finish_reason="length")
+
+
 async def pieces(
-    served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams, record: RequestRecord
+    call: Call, served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams, record: RequestRecord
 ) -> AsyncIterator[tuple[int, OutputDelta]]:
-    """Every piece of every answer as it arrives, counted in `record`.
+    """Every piece of every answer as it arrives, counted in `record`; waits for the request's turn first.
+
+    A request whose time is over ends with what it has, its finish reasons "length".
 
     Args:
+        call: the exchange.
         served: the model that answers.
         prompts: token ids each.
         params: of every prompt.
@@ -95,16 +136,25 @@ async def pieces(
 
     Yields:
         (index of the choice: prompt * n + answer, piece). Closing the iterator aborts what still runs.
+
+    Raises:
+        InvalidRequest: it asks for too much.
+        QueueFull, QueueTimeout, ConcurrencyExceeded: not now.
     """
     record.begin(params)
-    source = _one(served, 0, prompts[0], params) if len(prompts) == 1 else _several(served, prompts, params)
     complete = False
     try:
-        async with aclosing(source):  # type: ignore[type-var]
-            async for prompt, delta in source:
-                choice = prompt * params.n + delta.index
-                record.add(prompt, choice, delta)
-                yield choice, delta
+        async with call.admission(served, prompts, params) as admission:
+            source: Any = (
+                _one(admission, served, 0, prompts[0]) if len(prompts) == 1 else _several(admission, served, prompts)
+            )
+            deadline = admission.deadline
+            async with aclosing(source):
+                timed = source if deadline is None else _within(deadline, source, len(prompts) * params.n, params.n)
+                async for prompt, delta in timed:
+                    choice = prompt * params.n + delta.index
+                    record.add(prompt, choice, delta)
+                    yield choice, delta
         complete = True
     finally:
         if complete:
@@ -114,11 +164,11 @@ async def pieces(
 
 
 async def collect(
-    served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams, record: RequestRecord
+    call: Call, served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams, record: RequestRecord
 ) -> list[Answer]:
-    """All answers, whole, by choice."""
+    """All answers, whole, by choice; errors as of `pieces`."""
     answers = [Answer() for _ in range(len(prompts) * params.n)]
-    stream: Any = pieces(served, prompts, params, record)
+    stream: Any = pieces(call, served, prompts, params, record)
     async with aclosing(stream):
         async for choice, delta in stream:
             answers[choice].add(delta)

@@ -212,7 +212,7 @@ async def _answer(
         return shape | _durations(record, loading, submitted)
 
     submitted = time.monotonic() - record.arrival
-    source: Any = pieces(served, [prompt], params, record)
+    source: Any = pieces(call, served, [prompt], params, record)
     answer = Answer()
     async with aclosing(source):
         async for _, delta in source:

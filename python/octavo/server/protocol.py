@@ -89,6 +89,7 @@ class SamplingFields(RequestBody, kw_only=True):
     frequency_penalty: float | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = None
+    timeout: float | None = None
     cache_salt: str | None = None
     # Who asks: decides nothing but which model of an alias answers, so any type will do.
     user: Any = None

@@ -12,6 +12,23 @@ from octavo.errors import ConfigError
 __all__ = ["ServerSettings"]
 
 _METRICS_PREFIX = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,63}")
+_POSITIVE = (
+    "max_body_bytes",
+    "max_json_depth",
+    "max_json_containers",
+    "max_messages",
+    "max_answers",
+    "max_answer_tokens",
+    "max_stops",
+    "max_stop_chars",
+    "max_logit_bias",
+    "max_bad_words",
+    "max_engine_requests",
+    "max_queue_requests",
+    "max_queue_tokens",
+    "max_concurrency",
+    "request_timeout",
+)
 
 
 class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -34,10 +51,63 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
         idle_unload: seconds without requests after which a model is unloaded; None: never.
         max_loaded_models: at once; the least recently used makes room for the next.
         model_memory: bytes of weights and KV cache of all loaded models; as above.
+        max_json_depth: of objects and arrays within each other in a body.
+        max_json_containers: objects and arrays in a body.
+        max_messages: of a conversation.
+        max_answers: prompts times `n` of a request.
+        max_answer_tokens: prompts times `n` times `max_tokens` of a request.
+        max_stops: stop texts of a request.
+        max_stop_chars: characters of a stop text.
+        max_logit_bias: entries of `logit_bias`.
+        max_bad_words: entries of `bad_words`.
+        metrics_public: `/metrics` answers without a key.
+        allowed_hosts: names that a Host header may carry; empty for loopback names, addresses and the bound host.
+        allowed_origins: pages that may ask from other origins; none by default.
+        allowed_methods: that they may use.
+        allowed_headers: that they may send.
+        allow_credentials: whether they may send cookies and logins.
+        host: that the server listens on, as it was given.
+        root_path: under which a proxy shows the server.
+        ssl_certfile, ssl_keyfile, ssl_keyfile_password, ssl_ca_certs: as of `hosts.tls_context`.
+        max_engine_requests: answers in the engine at once; None for what it runs at once and a few to follow.
+        max_queue_requests: prompts that may wait for the engine.
+        max_queue_tokens: tokens that may wait for the engine, of prompts and of the answers expected.
+        max_concurrency: requests that one key may have under way; None for any number.
+        request_timeout: seconds that a request may take; None for any time.
+        share_prefix_cache: let keys find each other's cached prefixes.
     """
 
     max_body_bytes: int = 8 << 20
     sse_keep_alive_seconds: float = 15.0
+    max_json_depth: int = 64
+    max_json_containers: int = 1 << 16
+    max_messages: int = 4096
+    max_answers: int = 1024
+    max_answer_tokens: int = 1 << 22
+    max_stops: int = 16
+    max_stop_chars: int = 256
+    max_logit_bias: int = 1024
+    max_bad_words: int = 128
+
+    metrics_public: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("GET", "POST")
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    host: str = "127.0.0.1"
+    root_path: str = ""
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_keyfile_password: str | None = None
+    ssl_ca_certs: str | None = None
+
+    max_engine_requests: int | None = None
+    max_queue_requests: int = 2048
+    max_queue_tokens: int = 1 << 22
+    max_concurrency: int | None = None
+    request_timeout: float | None = None
+    share_prefix_cache: bool = False
 
     metrics_prefix: str = "vllm:"
     metrics_old_names: bool = False
@@ -79,3 +149,9 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}: {value} is not possible; give at least 1, or leave it out")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1 << 40:
+                raise ConfigError(f"{name}: {value} is not positive, or too large")
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise ConfigError(f"root_path: {self.root_path!r} does not begin with / or ends with it; give such as /llm")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from weakref import WeakKeyDictionary
 
 from octavo._core import __version__
+from octavo.server.admission import AdmissionQueue, Concurrency, queue_of
+from octavo.server.auth import KeyRing
 from octavo.server.errors import EngineLoading, ServerStopping
 from octavo.server.http import Receive, wait_gone
 from octavo.server.metrics import Metrics
 from octavo.server.registry import ModelRegistry, StartEngine, start_async_engine
-from octavo.server.served import ClosableEngine, ServedModel
+from octavo.server.served import ClosableEngine, Engine, ServedModel
 from octavo.server.settings import ServerSettings
 from octavo.server.spans import Spans
 
@@ -23,17 +26,28 @@ class ServerState:
     Args:
         settings: the defaults when None.
         start_engine: makes the registry's engines.
+        keys: that requests must show; none are asked for when None.
 
     Attributes:
         settings: as given.
+        keys: that requests must show.
+        concurrency: what each key has under way.
         metrics: of this server.
         spans: where requests' spans go; None without a collector.
         registry: its models.
         draining: the end has begun; requests are still taken until `stopping`.
     """
 
-    def __init__(self, settings: ServerSettings | None = None, start_engine: StartEngine = start_async_engine) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings | None = None,
+        start_engine: StartEngine = start_async_engine,
+        keys: KeyRing | None = None,
+    ) -> None:
         self.settings = settings or ServerSettings()
+        self.keys = keys or KeyRing()
+        self.concurrency = Concurrency()
+        self._queues: WeakKeyDictionary[Engine, AdmissionQueue] = WeakKeyDictionary()
         self.metrics = Metrics(
             __version__, prefix=self.settings.metrics_prefix, old_names=self.settings.metrics_old_names
         )
@@ -50,6 +64,13 @@ class ServerState:
         """Serve an engine that runs already under `names`, or its model's own name."""
         entry = self.registry.adopt(engine, names)
         return entry.view(entry.id)
+
+    def admission_queue(self, served: ServedModel) -> AdmissionQueue:
+        """What waits in front of a model's engine."""
+        queue = self._queues.get(served.engine)
+        if queue is None:
+            queue = self._queues[served.engine] = queue_of(served.engine, self.settings)
+        return queue
 
     @property
     def models(self) -> list[ServedModel]:

@@ -1,0 +1,605 @@
+"""Who may enter the engine next: one queue a model in front of it.
+
+The engine takes requests first come, first served, and never gives one back, so what it holds is kept short: as many
+answers as run at once and a few to follow. Everyone else waits here, by class and, within a class, by tenant.
+
+Classes (`high`, `normal`, `low`) and tenants share by virtual time: each has a clock that its requests advance by their
+tokens, divided by the class's weight, and the one whose clock is behind is next. Where all wait, `high` is served 16
+tokens and `normal` 4 for each of `low`; nobody starves, and a tenant that floods waits behind its own requests alone.
+What an answer really took is settled at its end.
+
+Every operation takes time that grows with the logarithm of the number of tenants at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.errors import InvalidRequest
+from octavo.sampling_params import SamplingParams
+from octavo.server.auth import PRIORITIES, Identity
+from octavo.server.errors import ConcurrencyExceeded, QueueFull, QueueTimeout
+from octavo.server.settings import ServerSettings
+
+__all__ = [
+    "Admission",
+    "AdmissionQueue",
+    "Concurrency",
+    "Deadline",
+    "class_of",
+    "engine_priority",
+    "queue_of",
+    "salt_of",
+]
+
+_WEIGHTS = {"high": 16.0, "normal": 4.0, "low": 1.0}
+# Of an answer's max_tokens, which most never reach; the rest is settled at the end.
+_EXPECTED_TOKENS = 1024
+_MIN_UNSTARTED = 16
+_MAX_TENANTS = 4096
+
+
+class Concurrency:
+    """How many requests each key has under way, over all models of a server."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, int] = {}
+
+    def enter(self, identity: Identity, limit: int | None) -> None:
+        """Count one more.
+
+        Raises:
+            ConcurrencyExceeded: as many as may run already.
+        """
+        running = self._running.get(identity.name, 0)
+        if limit is not None and running >= limit:
+            raise ConcurrencyExceeded(
+                f"This API key has {running} requests under way, as many as it may (max_concurrency {limit}); "
+                "wait for one to end",
+                1.0,
+            )
+        self._running[identity.name] = running + 1
+
+    def leave(self, identity: Identity) -> None:
+        """Count one less."""
+        running = self._running.get(identity.name, 0) - 1
+        if running > 0:
+            self._running[identity.name] = running
+        else:
+            self._running.pop(identity.name, None)
+
+
+class Deadline:
+    """The end of a request's time: interrupts the wait for its next piece, never the sending of one.
+
+    Args:
+        at: on the loop's clock.
+
+    Attributes:
+        at: as given.
+        passed: whether it is over.
+    """
+
+    __slots__ = ("_handle", "_interrupted", "_waiting", "at", "passed")
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        self.passed = False
+        self._interrupted = False
+        self._waiting: asyncio.Task[Any] | None = None
+        self._handle = asyncio.get_running_loop().call_at(at, self._expire)
+
+    def _expire(self) -> None:
+        self.passed = True
+        if self._waiting is not None:
+            self._interrupted = True
+            self._waiting.cancel()
+
+    def begin_wait(self) -> bool:
+        """The current task is about to wait for what the deadline may interrupt; False when it is over already."""
+        if self.passed:
+            return False
+        self._waiting = asyncio.current_task()
+        return True
+
+    def end_wait(self) -> None:
+        """The wait is over."""
+        self._waiting = None
+
+    def interrupted(self) -> bool:
+        """Whether the cancellation just caught came from here; it then counts for nothing else."""
+        mine, self._interrupted = self._interrupted, False
+        if mine:
+            task = asyncio.current_task()
+            uncancel = getattr(task, "uncancel", None)  # from Python 3.11 on
+            if uncancel is not None:
+                uncancel()
+        return mine
+
+    def close(self) -> None:
+        """No longer needed."""
+        self._handle.cancel()
+
+
+class _Ticket:
+    """One prompt that waits for the engine, or is in it."""
+
+    __slots__ = ("answers", "cost", "entered", "left", "level", "number", "prompt_tokens", "started", "tenant", "turn")
+
+    def __init__(self, number: int, level: str, tenant: str, prompt_tokens: int, answers: int, cost: int) -> None:
+        self.number = number
+        self.level = level
+        self.tenant = tenant
+        self.prompt_tokens = prompt_tokens
+        self.answers = answers
+        self.cost = cost
+        self.entered = False
+        self.started = False
+        self.left = False
+        self.turn: asyncio.Future[None] | None = None
+
+
+class _Tenant:
+    """One tenant's requests of one class.
+
+    Attributes:
+        tag: the virtual time up to which it has been charged.
+        owed: tokens still to be charged (given back where negative), at its next turn.
+        waiting: tickets, first come first.
+        listed: whether it is in its class's heap.
+    """
+
+    __slots__ = ("listed", "owed", "tag", "waiting")
+
+    def __init__(self) -> None:
+        self.tag = 0.0
+        self.owed = 0
+        self.waiting: OrderedDict[int, _Ticket] = OrderedDict()
+        self.listed = False
+
+
+class _Class:
+    """All requests of one priority class: tenants in turn.
+
+    Attributes:
+        tag: the virtual time, over the classes, up to which it has been charged.
+        waiting: tickets.
+    """
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.tag = 0.0
+        self.waiting = 0
+        self._virtual = 0.0
+        self._tenants: dict[str, _Tenant] = {}
+        self._heap: list[tuple[float, int, _Tenant]] = []
+        self._order = 0
+
+    def push(self, ticket: _Ticket) -> None:
+        """Add a ticket behind those of its tenant."""
+        tenant = self._tenants.get(ticket.tenant)
+        if tenant is None:
+            if len(self._tenants) >= _MAX_TENANTS:
+                self._forget_idle()
+            tenant = self._tenants[ticket.tenant] = _Tenant()
+        if not tenant.waiting:
+            # Who was away gets no credit for that.
+            tenant.tag = max(tenant.tag + tenant.owed, self._virtual)
+            tenant.owed = 0
+        tenant.waiting[ticket.number] = ticket
+        self.waiting += 1
+        if not tenant.listed:
+            self._list(tenant)
+
+    def remove(self, ticket: _Ticket) -> None:
+        """Forget a ticket that waits."""
+        del self._tenants[ticket.tenant].waiting[ticket.number]
+        self.waiting -= 1
+
+    def first(self) -> _Ticket | None:
+        """The ticket whose turn it is."""
+        while self._heap:
+            tag, _, tenant = self._heap[0]
+            if tenant.waiting and tag == tenant.tag:
+                return next(iter(tenant.waiting.values()))
+            # Its tickets were taken back since it was listed.
+            heapq.heappop(self._heap)
+            tenant.listed = False
+            if tenant.waiting:
+                self._list(tenant)
+        return None
+
+    def pop(self, ticket: _Ticket) -> None:
+        """Take the ticket that `first` gave, and charge its tenant."""
+        tag, _, tenant = heapq.heappop(self._heap)
+        tenant.listed = False
+        self.remove(ticket)
+        self._virtual = max(self._virtual, tag)
+        charge = max(1, ticket.cost + tenant.owed)
+        tenant.owed += ticket.cost - charge
+        tenant.tag += charge
+        if tenant.waiting:
+            self._list(tenant)
+
+    def settle(self, ticket: _Ticket, used: int) -> None:
+        """Charge what was used instead of what was expected."""
+        tenant = self._tenants.get(ticket.tenant)
+        if tenant is not None:
+            tenant.owed += used - ticket.cost
+
+    def _list(self, tenant: _Tenant) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (tenant.tag, self._order, tenant))
+        tenant.listed = True
+
+    def _forget_idle(self) -> None:
+        idle = [name for name, tenant in self._tenants.items() if not tenant.waiting and not tenant.listed]
+        for name in idle:
+            del self._tenants[name]
+
+
+class AdmissionQueue:
+    """What waits for one model's engine.
+
+    Args:
+        capacity: answers in the engine, at most.
+        max_unstarted: prompts in the engine without a first token, at most, unless they are short.
+        unstarted_tokens: of prompts in the engine without a first token, that are let in however many they are.
+        max_requests: prompts that may wait.
+        max_tokens: tokens that may wait, of prompts and expected answers.
+    """
+
+    def __init__(
+        self, capacity: int, max_unstarted: int, unstarted_tokens: int, max_requests: int, max_tokens: int
+    ) -> None:
+        self._capacity = capacity
+        self._max_unstarted = max_unstarted
+        self._unstarted_limit = unstarted_tokens
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._classes = {name: _Class(_WEIGHTS[name]) for name in PRIORITIES}
+        self._virtual = 0.0
+        self._running = 0
+        self._unstarted = 0
+        self._unstarted_tokens = 0
+        self._waiting = 0
+        self._waiting_tokens = 0
+        self._last_number = 0
+        self._rejected = 0
+        self._timed_out = 0
+        self._rate = 0.0
+        self._window_began = time.monotonic()
+        self._window_tokens = 0
+
+    def stats(self) -> dict[str, Any]:
+        """Gauges and counters by name; `waiting_by_class` holds one a class."""
+        return {
+            "waiting": self._waiting,
+            "waiting_tokens": self._waiting_tokens,
+            "waiting_by_class": {name: level.waiting for name, level in self._classes.items()},
+            "in_engine": self._running,
+            "in_engine_unstarted": self._unstarted,
+            "rejected": self._rejected,
+            "timed_out": self._timed_out,
+        }
+
+    def join(self, level: str, tenant: str, sizes: Sequence[int], answers: int, expected: int) -> list[_Ticket]:
+        """A ticket for each of a request's prompts; those that need not wait are entered.
+
+        Args:
+            level: priority class.
+            tenant: who shares turns.
+            sizes: tokens of each prompt.
+            answers: to each prompt.
+            expected: tokens of all answers to one prompt.
+
+        Raises:
+            QueueFull: too much waits already; nothing was queued.
+        """
+        tokens = sum(sizes) + expected * len(sizes)
+        if self._waiting and (
+            self._waiting + len(sizes) > self._max_requests or self._waiting_tokens + tokens > self._max_tokens
+        ):
+            self._rejected += 1
+            raise QueueFull(
+                f"The server is busy: {self._waiting} requests of about {self._waiting_tokens} tokens wait already "
+                f"(max_queue_requests {self._max_requests}, max_queue_tokens {self._max_tokens}); try again later",
+                self.expected_wait(),
+            )
+        queue = self._classes[level]
+        if not queue.waiting:
+            queue.tag = max(queue.tag, self._virtual)
+        tickets = []
+        for size in sizes:
+            self._last_number += 1
+            ticket = _Ticket(self._last_number, level, tenant, size, answers, size + expected)
+            queue.push(ticket)
+            tickets.append(ticket)
+        self._waiting += len(tickets)
+        self._waiting_tokens += tokens
+        self._dispatch()
+        return tickets
+
+    async def turn(self, ticket: _Ticket, deadline: float | None) -> None:
+        """Wait until a ticket may enter the engine.
+
+        Args:
+            ticket: of `join`.
+            deadline: on the loop's clock.
+
+        Raises:
+            QueueTimeout: the deadline passed.
+        """
+        if ticket.entered:
+            return
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        ticket.turn = turn
+
+        def expire() -> None:
+            if not turn.done():
+                self._timed_out += 1
+                turn.set_exception(
+                    QueueTimeout(
+                        "The request's time was over while it waited for its turn; try again later, or give it more "
+                        "(timeout, X-Request-Timeout)",
+                        self.expected_wait(),
+                    )
+                )
+
+        timer = None if deadline is None else loop.call_at(deadline, expire)
+        try:
+            await turn
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def started(self, ticket: _Ticket) -> None:
+        """A ticket's first token came."""
+        ticket.started = True
+        self._unstarted -= 1
+        self._unstarted_tokens -= ticket.prompt_tokens
+        if self._waiting:
+            self._dispatch()
+
+    def leave(self, ticket: _Ticket, used: int) -> None:
+        """A ticket's answers are complete, or it is taken back; more than once is once.
+
+        Args:
+            ticket: of `join`.
+            used: tokens of the prompt and of the answers.
+        """
+        if ticket.left:
+            return
+        ticket.left = True
+        queue = self._classes[ticket.level]
+        if not ticket.entered:
+            queue.remove(ticket)
+            self._waiting -= 1
+            self._waiting_tokens -= ticket.cost
+            # What stood behind it may be small enough.
+            self._dispatch()
+            return
+        self._running -= ticket.answers
+        if not ticket.started:
+            self._unstarted -= 1
+            self._unstarted_tokens -= ticket.prompt_tokens
+        queue.settle(ticket, used)
+        queue.tag += (used - ticket.cost) / queue.weight
+        if self._waiting:
+            self._dispatch()
+
+    def expected_wait(self) -> float:
+        """Seconds until what waits now has entered, between 1 and 60; a guess."""
+        return min(60.0, max(1.0, self._waiting_tokens / self._rate)) if self._rate else 1.0
+
+    def _dispatch(self) -> None:
+        """Let in whoever's turn it is, while there is room."""
+        while self._waiting:
+            queue = min((queue for queue in self._classes.values() if queue.waiting), key=lambda queue: queue.tag)
+            ticket = queue.first()
+            if ticket is None or not self._has_room(ticket):
+                return
+            queue.pop(ticket)
+            self._virtual = max(self._virtual, queue.tag)
+            queue.tag += ticket.cost / queue.weight
+            self._waiting -= 1
+            self._waiting_tokens -= ticket.cost
+            self._running += ticket.answers
+            self._unstarted += 1
+            self._unstarted_tokens += ticket.prompt_tokens
+            self._count(ticket.cost)
+            ticket.entered = True
+            if ticket.turn is not None and not ticket.turn.done():
+                ticket.turn.set_result(None)
+
+    def _has_room(self, ticket: _Ticket) -> bool:
+        if not self._running:
+            return True
+        if self._running + ticket.answers > self._capacity:
+            return False
+        return (
+            self._unstarted < self._max_unstarted
+            or self._unstarted_tokens + ticket.prompt_tokens <= self._unstarted_limit
+        )
+
+    def _count(self, tokens: int) -> None:
+        self._window_tokens += tokens
+        now = time.monotonic()
+        seconds = now - self._window_began
+        if seconds >= 1.0:
+            rate = self._window_tokens / seconds
+            self._rate = rate if not self._rate else (self._rate + rate) / 2
+            self._window_began, self._window_tokens = now, 0
+
+
+class Admission:
+    """One request's way into the engine: `async with` it around the generating.
+
+    Args:
+        queue: of the model.
+        concurrency: of the server.
+        identity: whom the request is from.
+        limit: requests that the identity may have under way.
+        level: priority class.
+        prompts: token ids each.
+        params: as the engine is to get them.
+        room: tokens of an answer, at most, where `max_tokens` names none.
+        deadline: end of the request's time on the loop's clock; None for none.
+
+    Attributes:
+        params: as given.
+        deadline: as given; while generating.
+        waited: seconds until the first prompt entered the engine.
+    """
+
+    def __init__(
+        self,
+        queue: AdmissionQueue,
+        concurrency: Concurrency,
+        identity: Identity,
+        limit: int | None,
+        level: str,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        room: int,
+        deadline: float | None,
+    ) -> None:
+        self._queue = queue
+        self._concurrency = concurrency
+        self._identity = identity
+        self._limit = limit
+        self._level = level
+        self._sizes = [len(prompt) for prompt in prompts]
+        self.params = params
+        self._room = room
+        self._ends = deadline
+        self.deadline: Deadline | None = None
+        self.waited = 0.0
+        self._began = 0.0
+        self._tickets: list[_Ticket] = []
+        self._used: list[int] = []
+
+    async def __aenter__(self) -> Admission:
+        """Join the queue.
+
+        Raises:
+            ConcurrencyExceeded, QueueFull.
+        """
+        self._concurrency.enter(self._identity, self._limit)
+        params = self.params
+        longest = self._room if params.max_tokens is None else min(params.max_tokens, self._room)
+        try:
+            self._tickets = self._queue.join(
+                self._level, self._identity.tenant, self._sizes, params.n, params.n * min(longest, _EXPECTED_TOKENS)
+            )
+        except BaseException:
+            self._concurrency.leave(self._identity)
+            raise
+        self._used = list(self._sizes)
+        self._began = time.monotonic()
+        if self._ends is not None:
+            self.deadline = Deadline(self._ends)
+        return self
+
+    async def turn(self, prompt: int = 0) -> None:
+        """Wait until a prompt may enter the engine.
+
+        Raises:
+            QueueTimeout.
+        """
+        ticket = self._tickets[prompt]
+        if not ticket.entered:
+            await self._queue.turn(ticket, self._ends)
+            if not self.waited:
+                self.waited = time.monotonic() - self._began
+
+    def count(self, prompt: int, tokens: int) -> None:
+        """A piece of that many tokens came for a prompt."""
+        self._used[prompt] += tokens
+        ticket = self._tickets[prompt]
+        if not ticket.started:
+            self._queue.started(ticket)
+
+    def done(self, prompt: int) -> None:
+        """All answers to a prompt are complete."""
+        self._queue.leave(self._tickets[prompt], self._used[prompt])
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Leave the queue, and the engine's count."""
+        if self.deadline is not None:
+            self.deadline.close()
+        self._concurrency.leave(self._identity)
+        for prompt in range(len(self._tickets)):
+            self.done(prompt)
+
+
+def class_of(identity: Identity, asked: str | int | None, field: str) -> str:
+    """The priority class of a request.
+
+    Args:
+        identity: bounds it; what is more urgent than its `best_priority` becomes that.
+        asked: a class, or a number as vLLM's clients send it: below 0 is `high`, above `low`; None for the key's.
+        field: where it was asked, for the message.
+
+    Raises:
+        InvalidRequest: neither.
+    """
+    if asked is None:
+        return identity.priority
+    if isinstance(asked, str):
+        word = asked.strip().lower()
+        if word not in PRIORITIES:
+            try:
+                asked = int(word) if len(word) < 20 else 0
+            except ValueError:
+                raise InvalidRequest(
+                    f"{field}: {word[:40]!a} is neither {', '.join(PRIORITIES)} nor a whole number", field
+                ) from None
+        else:
+            return max(word, identity.best_priority, key=PRIORITIES.index)
+    wanted = "high" if asked < 0 else "low" if asked > 0 else "normal"
+    return max(wanted, identity.best_priority, key=PRIORITIES.index)
+
+
+def queue_of(engine: Any, settings: ServerSettings) -> AdmissionQueue:
+    """The queue in front of an engine, sized by what it runs at once."""
+    config = getattr(engine, "config", None)
+    at_once = int(getattr(config, "max_num_seqs", 256))
+    batched = getattr(config, "max_num_batched_tokens", None)
+    if batched is None:
+        batched = 8192 if str(engine.model.device).startswith("cuda") else 2048
+    follow = max(_MIN_UNSTARTED, at_once // 4)
+    return AdmissionQueue(
+        settings.max_engine_requests or at_once + follow,
+        follow,
+        4 * int(batched),
+        settings.max_queue_requests,
+        settings.max_queue_tokens,
+    )
+
+
+def engine_priority(level: str, asked: int) -> int:
+    """The number that an engine under the `priority` policy is given: the one asked for, within its class."""
+    if level == "high":
+        return min(asked, -1)
+    return max(asked, 1) if level == "low" else 0
+
+
+def salt_of(identity: Identity, salt: str, *, shared: bool) -> str:
+    """What keeps the cached prefixes of one key from others: who could find them could time what others have asked.
+
+    Args:
+        identity: whom the request is from.
+        salt: the request's own.
+        shared: all keys find each other's prefixes; the request's own salt still counts.
+    """
+    if shared or identity.anonymous:
+        return salt
+    return hashlib.blake2b(f"{identity.name}\0{salt}".encode(), digest_size=16).hexdigest()
