@@ -10,6 +10,7 @@ from octavo.engine.outputs import OutputDelta, TokenLogprobs
 from octavo.errors import ContextLengthExceeded, EngineDead, InvalidRequest
 from octavo.runner.interface import ModelInfo
 from octavo.sampling_params import SamplingParams
+from octavo.text.token_bytes import SPECIAL, TokenBytes
 
 # Latin, accents, an emoji of four bytes, CJK: a character a token.
 REPLY = "Hello, wörld! 🎉 数据 and more. "
@@ -25,6 +26,7 @@ class FakeTokenizer:
     has_chat_template = True
     max_token_bytes = 4
     bos_token_id = 1
+    vocabulary = TokenBytes([b"", b""], bytes([SPECIAL, SPECIAL]), False)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return ([1] if add_special_tokens else []) + [ord(character) for character in text]

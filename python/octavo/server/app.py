@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from octavo.server import chat, completions, health, observe, ollama, reads
+from octavo.server import chat, completions, health, observe, ollama, reads, tgi
 from octavo.server.auth import Gate
 from octavo.server.hosts import HostCheck, allowed_hosts, cross_origin
 from octavo.server.reads import json_response
@@ -17,7 +17,7 @@ from octavo.server.state import ServerState
 
 __all__ = ["create_app"]
 
-_MODULES = (chat, completions, health, observe, ollama, reads)
+_MODULES = (chat, completions, health, observe, ollama, reads, tgi)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
