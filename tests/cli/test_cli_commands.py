@@ -238,7 +238,11 @@ def test_chat_survives_a_conversation_that_is_too_long() -> None:
 
 
 def test_serve_says_how_to_use_it() -> None:
-    with serving("fake", "--served-model-name", "one", "--served-model-name", "two") as (process, url, printed):
+    with serving("fake", "--served-model-name", "one", "--served-model-name", "two", "--no-access-log") as (
+        process,
+        url,
+        printed,
+    ):
         assert f"Serving one, two at {url}" in printed
         assert "KV cache 1,024 tokens" in printed
         # The printed commands are to work as they are.

@@ -78,11 +78,35 @@ def serve(
         str, typer.Option("--log-format", help="json, console, or auto: console on a terminal.")
     ] = "auto",
     log_level: Annotated[str, typer.Option("--log-level", help="critical, error, warning, info or debug.")] = "info",
+    api_key_file: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key-file",
+            help="File of API keys, `NAME KEY [OPTION=VALUE ...]` a line; read again when it changes.",
+            rich_help_panel="Security",
+        ),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            help="An API key; may be repeated. Others on this machine can see it: prefer a file or OCTAVO_API_KEY.",
+            rich_help_panel="Security",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Answer other machines without API keys.", rich_help_panel="Security"),
+    ] = False,
 ) -> None:
     """Serve a model over the OpenAI API."""
+    from octavo.cli.keys import key_ring
     from octavo.cli.serve import serve_command
 
-    serve_command(config, settings, host, port, shutdown_timeout, uvicorn_log_level, log_format, log_level)
+    keys = key_ring(api_key_file, api_key)
+    serve_command(
+        config, settings, host, port, shutdown_timeout, uvicorn_log_level, log_format, log_level, keys, insecure
+    )
 
 
 @app.command()

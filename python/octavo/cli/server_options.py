@@ -12,6 +12,11 @@ import typer
 __all__ = ["server_options"]
 
 _LOGS = "Logs, metrics and traces"
+_SECURITY = "Security"
+_LIMITS = "Limits of a request"
+_LOAD = "Load"
+
+_LIST = list[str] | None
 
 
 def _option(panel: str, field: str, kind: Any, default: Any, *names: str, text: str, hidden: bool = False) -> Any:
@@ -62,6 +67,113 @@ _OPTIONS = (
         "--otlp-traces-endpoint",
         text="OpenTelemetry collector that gets a span a request, such as http://localhost:4318/v1/traces.",
     ),
+    _option(
+        _SECURITY,
+        "metrics_public",
+        bool,
+        False,
+        "--metrics-public/--no-metrics-public",
+        text="Let /metrics answer without an API key.",
+    ),
+    _option(
+        _SECURITY,
+        "allowed_hosts",
+        _LIST,
+        None,
+        "--allowed-hosts",
+        text="Name that a Host header may carry, such as llm.example.com, *.example.com or *; may be repeated.",
+    ),
+    _option(
+        _SECURITY,
+        "allowed_origins",
+        _LIST,
+        None,
+        "--allowed-origins",
+        text="Origin whose pages may ask, such as https://chat.example.com; may be repeated. None by default.",
+    ),
+    _option(
+        _SECURITY, "allowed_methods", _LIST, None, "--allowed-methods", text="That such pages may use: GET and POST."
+    ),
+    _option(_SECURITY, "allowed_headers", _LIST, None, "--allowed-headers", text="That such pages may send: any."),
+    _option(
+        _SECURITY,
+        "allow_credentials",
+        bool,
+        False,
+        "--allow-credentials/--no-allow-credentials",
+        text="Let such pages send cookies and logins.",
+    ),
+    _option(
+        _SECURITY, "root_path", str, "", "--root-path", text="Path under which a proxy shows the server, such as /llm."
+    ),
+    _option(_SECURITY, "ssl_certfile", str | None, None, "--ssl-certfile", text="PEM file of the certificate chain."),
+    _option(_SECURITY, "ssl_keyfile", str | None, None, "--ssl-keyfile", text="PEM file of the certificate's key."),
+    _option(
+        _SECURITY,
+        "ssl_ca_certs",
+        str | None,
+        None,
+        "--ssl-ca-certs",
+        text="PEM file; clients must show a certificate that one of these has signed.",
+    ),
+    _option(
+        _SECURITY,
+        "share_prefix_cache",
+        bool,
+        False,
+        "--share-prefix-cache/--no-share-prefix-cache",
+        text="Let API keys reuse each other's cached prefixes; answers' times then tell what others asked.",
+    ),
+    _option(_LIMITS, "max_body_bytes", int, 8 << 20, "--max-body-bytes", text="Of a request's body."),
+    _option(_LIMITS, "max_json_depth", int, 64, "--max-json-depth", text="Objects and arrays within each other."),
+    _option(_LIMITS, "max_json_containers", int, 65536, "--max-json-containers", text="Objects and arrays in a body."),
+    _option(_LIMITS, "max_messages", int, 4096, "--max-messages", text="Of a conversation."),
+    _option(_LIMITS, "max_answers", int, 1024, "--max-answers", text="Prompts times n."),
+    _option(_LIMITS, "max_answer_tokens", int, 1 << 22, "--max-answer-tokens", text="Prompts x n x max_tokens."),
+    _option(_LIMITS, "max_stops", int, 16, "--max-stops", text="Stop texts."),
+    _option(_LIMITS, "max_stop_chars", int, 256, "--max-stop-chars", text="Characters of a stop text."),
+    _option(_LIMITS, "max_logit_bias", int, 1024, "--max-logit-bias", text="Entries of logit_bias."),
+    _option(_LIMITS, "max_bad_words", int, 128, "--max-bad-words", text="Entries of bad_words."),
+    _option(
+        _LOAD,
+        "max_engine_requests",
+        int | None,
+        None,
+        "--max-engine-requests",
+        text="Answers in the engine at once; what it runs at once and a few to follow, when left out.",
+    ),
+    _option(
+        _LOAD,
+        "max_queue_requests",
+        int,
+        2048,
+        "--max-queue-requests",
+        text="Prompts that may wait for the engine; more are refused with 503.",
+    ),
+    _option(
+        _LOAD,
+        "max_queue_tokens",
+        int,
+        1 << 22,
+        "--max-queue-tokens",
+        text="Tokens that may wait, of prompts and expected answers; more are refused with 503.",
+    ),
+    _option(
+        _LOAD,
+        "max_concurrency",
+        int | None,
+        None,
+        "--max-concurrency",
+        text="Requests that one API key may have under way, where its line names no other number; more get 429.",
+    ),
+    _option(
+        _LOAD,
+        "request_timeout",
+        float | None,
+        None,
+        "--request-timeout",
+        text="Seconds of a request; one that waits is then refused, one that generates ends with what it has.",
+    ),
 )
 
 
@@ -82,6 +194,11 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
         from octavo.server.settings import ServerSettings
 
         values = {option.name: arguments.pop(option.name) for option in _OPTIONS}
+        for option in _OPTIONS:
+            if option.annotation.__origin__ == _LIST:
+                given = values.pop(option.name)
+                if given:
+                    values[option.name] = tuple(given)
         command(settings=ServerSettings(**values), **arguments)
 
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

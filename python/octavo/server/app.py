@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from octavo.server import chat, completions, health, observe, ollama, reads, tgi
-from octavo.server.auth import Gate
-from octavo.server.hosts import HostCheck, allowed_hosts, cross_origin
+from octavo.server.guard import guard
 from octavo.server.reads import json_response
 from octavo.server.state import ServerState
 
@@ -39,16 +37,5 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 def create_app(state: ServerState) -> ASGIApp:
     """The application over `state`; models may be added to it before and while it serves."""
     routes = [route for module in _MODULES for route in module.routes(state)]
-    settings, keys = state.settings, state.keys
-    middleware = [
-        Middleware(HostCheck, allowed=allowed_hosts(settings.allowed_hosts, settings.host, has_keys=keys.required)),
-        *cross_origin(
-            settings.allowed_origins,
-            settings.allowed_methods,
-            settings.allowed_headers,
-            credentials=settings.allow_credentials,
-        ),
-        Middleware(Gate, keys=keys, open_metrics=settings.metrics_public),
-    ]
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _http_exception})
+    app = Starlette(routes=routes, middleware=guard(state), exception_handlers={HTTPException: _http_exception})
     return observe.observed(app, state, routes)

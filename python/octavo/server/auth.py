@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from starlette._utils import get_route_path
 
 from octavo.errors import ConfigError, OctavoError
 from octavo.server.errors import Forbidden, Unauthorized
@@ -243,7 +242,10 @@ class KeyRing:
         loop = asyncio.get_running_loop()
         while self._file is not None:
             await asyncio.sleep(interval)
-            await loop.run_in_executor(None, self.reload)
+            try:
+                await loop.run_in_executor(None, self.reload)
+            except Exception:
+                logger.exception("the API key file could not be looked at")
 
     def _read(self) -> list[ApiKey]:
         assert self._file is not None
@@ -311,6 +313,10 @@ class Gate:
         open_metrics: bool = False,
         open_paths: frozenset[str] = OPEN_PATHS,
     ) -> None:
+        from starlette._utils import get_route_path
+
+        # The router's own: what is open here must be what answers there.
+        self._path_of = get_route_path
         self._app = app
         self._keys = keys
         self._scope = scope
@@ -324,8 +330,7 @@ class Gate:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        # As the router sees it: what is open here must be what answers there.
-        path = get_route_path(scope)
+        path = self._path_of(scope)
         identity = self._keys.find(_presented(scope))
         if identity is not None:
             scope[_IDENTITY] = identity

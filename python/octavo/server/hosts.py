@@ -7,16 +7,27 @@ import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
+from typing import TYPE_CHECKING
 
 from octavo.errors import ConfigError
 from octavo.server.errors import HostNotAllowed
 from octavo.server.http import Receive, Scope, Send
 from octavo.server.refusal import refuse
+from octavo.server.settings import ServerSettings
 
-__all__ = ["HostCheck", "allowed_hosts", "check_exposure", "cross_origin", "is_loopback", "tls_context"]
+if TYPE_CHECKING:
+    # Imported where it is used: a command takes its settings before it starts the engine, and is to be quick.
+    from starlette.middleware import Middleware
+
+__all__ = [
+    "HostCheck",
+    "allowed_hosts",
+    "check_exposure",
+    "check_settings",
+    "cross_origin",
+    "is_loopback",
+    "tls_context",
+]
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
@@ -149,6 +160,9 @@ def cross_origin(
         return []
     if credentials and "*" in origins:
         raise ConfigError("allow_credentials: together with allowed_origins * would let any page use a user's login")
+    from starlette.middleware import Middleware
+    from starlette.middleware.cors import CORSMiddleware
+
     return [
         Middleware(
             CORSMiddleware,
@@ -159,6 +173,22 @@ def cross_origin(
             expose_headers=["X-Request-Id", "Retry-After", "X-Model-Version"],
         )
     ]
+
+
+def check_settings(settings: ServerSettings, *, has_keys: bool) -> None:
+    """Refuse settings that would only fail once the server is made, after a model was loaded for nothing.
+
+    Raises:
+        ConfigError.
+    """
+    allowed_hosts(settings.allowed_hosts, settings.host, has_keys=has_keys)
+    cross_origin(
+        settings.allowed_origins,
+        settings.allowed_methods,
+        settings.allowed_headers,
+        credentials=settings.allow_credentials,
+    )
+    tls_context(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs, settings.ssl_keyfile_password)
 
 
 def tls_context(

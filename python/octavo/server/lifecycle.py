@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import uvicorn
 
 from octavo.server.app import create_app
 from octavo.server.connection import ClientConnection
+from octavo.server.hosts import tls_context
 from octavo.server.listen import BACKLOG
 from octavo.server.served import ClosableEngine, ServedModel
 from octavo.server.state import ServerState
@@ -68,7 +70,9 @@ async def serve(
         OctavoError: a model could not be loaded.
     """
     state = state or ServerState()
-    server = _server(create_app(state), log_level)
+    settings = state.settings
+    tls = tls_context(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs, settings.ssl_keyfile_password)
+    server = _server(create_app(state), log_level, tls, settings.root_path)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     force = asyncio.Event()
@@ -83,11 +87,12 @@ async def serve(
     for number, delay in handled.items():
         loop.add_signal_handler(number, on_signal, delay)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    admin_server = None if admin is None else _server(admin[1], log_level)
+    admin_server = None if admin is None else _server(admin[1], log_level, tls)
     administering = None
     if admin is not None and admin_server is not None:
         administering = asyncio.ensure_future(admin_server.serve(sockets=[admin[0]]))
     loading = asyncio.ensure_future(_load(state, starting, names))
+    watching = asyncio.ensure_future(state.keys.watch())
     stopped = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((serving, loading, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -111,13 +116,16 @@ async def serve(
         if admin_server is not None:
             admin_server.should_exit = True
         stopped.cancel()
-        await asyncio.gather(serving, loading, stopped, *filter(None, [administering]), return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(
+            serving, loading, stopped, watching, *filter(None, [administering]), return_exceptions=True
+        )
         await state.registry.close()
         for number in handled:
             loop.remove_signal_handler(number)
 
 
-def _server(app: Any, log_level: str) -> Server:
+def _server(app: Any, log_level: str, tls: ssl.SSLContext | None, root_path: str = "") -> Server:
     config = uvicorn.Config(
         app,
         http=ClientConnection,
@@ -130,7 +138,10 @@ def _server(app: Any, log_level: str) -> Server:
         log_level=log_level,
         backlog=BACKLOG,
         timeout_graceful_shutdown=_LAST_WORDS_S,
+        root_path=root_path,
     )
+    config.load()
+    config.ssl = tls
     return Server(config)
 
 

@@ -1,0 +1,28 @@
+"""API keys of the command line and the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import typer
+
+from octavo.server.auth import KeyRing
+
+__all__ = ["key_ring"]
+
+
+def key_ring(file: str | None, arguments: Sequence[str] | None) -> KeyRing:
+    """The keys of a file, of `OCTAVO_API_KEY` and of `--api-key`, together.
+
+    Raises:
+        ConfigError: one that cannot be used.
+    """
+    if arguments:
+        typer.echo(
+            "--api-key: everyone on this machine can read it in the list of processes; prefer --api-key-file, or "
+            "OCTAVO_API_KEY in the environment",
+            err=True,
+        )
+    # The engine's process has no use for them, and would show them in its own environment.
+    return KeyRing(file, os.environ.pop("OCTAVO_API_KEY", None), tuple(arguments or ()))
