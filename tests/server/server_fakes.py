@@ -98,6 +98,8 @@ class FakeEngine:
         *,
         request_id: str | None = None,
         add_special_tokens: bool = True,
+        sink: object = None,
+        whole: bool = False,
     ) -> AsyncIterator[OutputDelta]:
         params = params or SamplingParams()
         assert not isinstance(prompt, str), "the server sends token ids"

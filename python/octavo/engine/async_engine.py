@@ -12,7 +12,7 @@ import msgspec
 
 from octavo.config import EngineConfig
 from octavo.engine.client import EngineClient
-from octavo.engine.collect import RequestState, apply
+from octavo.engine.collect import RequestState, Sink, apply
 from octavo.engine.outputs import OutputDelta, RequestOutput
 from octavo.engine.process import WORKER_COMMAND
 from octavo.engine.protocol import (
@@ -171,6 +171,8 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         add_special_tokens: bool = True,
+        sink: Sink | None = None,
+        whole: bool = False,
     ) -> AsyncIterator[OutputDelta]:
         """Answer a prompt, piece by piece.
 
@@ -187,6 +189,10 @@ class AsyncEngine:
             params: how to sample; when None, 16 tokens by the model's recommended sampling.
             request_id: for `abort`; made up when None.
             add_special_tokens: let the tokenizer add its start token to a text (a rendered chat template has its own).
+            sink: once an answer has begun and while the iterator is waited for, tokens go here at once, in order, and
+                wake nobody. What it refuses, and every answer's last token, the iterator yields. It sees text alone,
+                so it is of no use with log probabilities.
+            whole: yield the beginning at once and all the rest at the end, as few pieces.
 
         Raises:
             InvalidRequest: empty prompt, an id outside the vocabulary, a request id in use.
@@ -198,12 +204,16 @@ class AsyncEngine:
             while True:
                 await stream.ready.wait()
                 stream.ready.clear()
+                stream.sink = None
                 for delta in stream.take():
                     yield delta
                 if stream.error is not None:
                     raise stream.error
-                if stream.num_unfinished == 0 and not stream.ready.is_set():
+                if stream.ready.is_set():
+                    continue
+                if stream.num_unfinished == 0:
                     return
+                stream.sink, stream.whole = sink, whole
         finally:
             self._leave(stream)
 

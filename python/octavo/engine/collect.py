@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from octavo.engine.outputs import CompletionOutput, OutputDelta, RequestOutput, TokenLogprobs
 from octavo.engine.protocol import StepOutputs
 from octavo.sampling_params import SamplingParams
 
-__all__ = ["FINISH_REASONS", "RequestState", "apply", "stop_reason", "token_logprobs"]
+__all__ = ["FINISH_REASONS", "RequestState", "Sink", "apply", "stop_reason", "token_logprobs"]
+
+Sink = Callable[[int, bytes], bool]
+"""Takes the text (UTF-8, or none) of one token of an answer, by its index; False when it cannot now. Must not raise."""
 
 _State = TypeVar("_State", bound="RequestState")
 FINISH_REASONS = (None, "stop", "length")
@@ -39,12 +42,14 @@ class RequestState:
         name: the request's id as callers know it.
         num_unfinished: answers still running.
         num_cached_tokens: prompt tokens found in the prefix cache.
+        sink: takes what is text and nothing else instead of what gathers here; only while nothing does.
     """
 
     def __init__(self, name: str, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams) -> None:
         self.name = name
         self.num_unfinished = params.n
         self.num_cached_tokens = 0
+        self.sink: Sink | None = None
         self.stop_texts = list(params.stop)
         self.num_logprobs = -1 if params.logprobs is None else params.logprobs
         self._prompt = prompt
@@ -124,35 +129,42 @@ def apply(outputs: StepOutputs, states: Mapping[int, _State]) -> list[tuple[int,
     """Hand a step's events to the requests they belong to; those of unknown (aborted) requests are dropped.
 
     Returns:
-        (id, state) of the requests that got something, each once.
+        (id, state) of the requests in which something gathered, each once.
     """
-    request_ids = memoryview(outputs.request_ids).cast("q")
-    samples = memoryview(outputs.sample_indices).cast("i")
-    token_ids = memoryview(outputs.token_ids).cast("i")
-    text_ends = memoryview(outputs.text_ends).cast("i")
-    finish_reasons = memoryview(outputs.finish_reasons).cast("i")
-    cached_tokens = memoryview(outputs.cached_tokens).cast("i")
     text = outputs.text
     touched: dict[int, _State] = {}
     begin = 0
-    for event, request_id in enumerate(request_ids):
-        end = text_ends[event]
+    # Numbers become Python's an array at a time: many times faster than one by one.
+    events = zip(
+        memoryview(outputs.request_ids).cast("q").tolist(),
+        memoryview(outputs.sample_indices).cast("i").tolist(),
+        memoryview(outputs.token_ids).cast("i").tolist(),
+        memoryview(outputs.text_ends).cast("i").tolist(),
+        memoryview(outputs.finish_reasons).cast("i").tolist(),
+        memoryview(outputs.cached_tokens).cast("i").tolist(),
+        strict=True,
+    )
+    for event, (request_id, sample, token_id, end, finish, cached_tokens) in enumerate(events):
         state = states.get(request_id)
         if state is not None:
-            answer = state.answer(samples[event])
-            answer.token_ids.append(token_ids[event])
-            if end > begin:
-                answer.pieces.append(text[begin:end].decode())
-            if answer.logprobs is not None:
-                answer.logprobs.append(token_logprobs(outputs, event, token_ids[event], state.num_logprobs))
-            finish = finish_reasons[event]
-            if finish:
-                answer.finish_reason = FINISH_REASONS[finish]
-                reason = memoryview(outputs.stop_reasons).cast("i")[event]
-                answer.stop_reason = stop_reason(finish, reason, state.stop_texts)
-                state.num_unfinished -= 1
-            state.num_cached_tokens = cached_tokens[event]
-            touched[request_id] = state
+            sink = state.sink
+            if sink is None or finish or not sink(sample, text[begin:end]):
+                answer = state.answer(sample)
+                answer.token_ids.append(token_id)
+                if end > begin:
+                    answer.pieces.append(text[begin:end].decode())
+                if answer.logprobs is not None:
+                    answer.logprobs.append(token_logprobs(outputs, event, token_id, state.num_logprobs))
+                if finish:
+                    answer.finish_reason = FINISH_REASONS[finish]
+                    reason = memoryview(outputs.stop_reasons).cast("i")[event]
+                    answer.stop_reason = stop_reason(finish, reason, state.stop_texts)
+                    state.num_unfinished -= 1
+                else:
+                    # What comes next must not overtake this.
+                    state.sink = None
+                state.num_cached_tokens = cached_tokens
+                touched[request_id] = state
         begin = end
     return list(touched.items())
 

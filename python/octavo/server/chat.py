@@ -126,6 +126,7 @@ async def _stream(
     to_logprobs: ChatLogprobs | None,
 ) -> None:
     writer = ChunkWriter(answer_id, "chat.completion.chunk", served.name)
+    plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
 
     def usage_now() -> dict[str, Any]:
         return usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
@@ -133,12 +134,14 @@ async def _stream(
     def chunk(choice: dict[str, Any]) -> bytes:
         return writer.chunk([choice], usage_now() if request.continuous_usage else None)
 
+    def push(choice: int, text: bytes) -> bool:
+        return reply.try_event(writer.chat_text(choice, text.decode()))
+
     def event(choice: int, delta: OutputDelta) -> bytes:
         # As vLLM, a chunk for tokens whose text is still held back: clients time tokens by chunks.
         if not (delta.text or delta.token_ids or delta.finish_reason):
             return b""
-        extra = to_logprobs or request.return_token_ids
-        if not extra and not delta.finish_reason and not request.continuous_usage:
+        if plain and not delta.finish_reason:
             return writer.chat_text(choice, delta.text)
         shape: dict[str, Any] = {
             "index": choice,
@@ -152,7 +155,7 @@ async def _stream(
             shape["token_ids"] = delta.token_ids
         return chunk(shape)
 
-    source: Any = pieces(call, served, [prompt], params, record)
+    source: Any = pieces(call, served, [prompt], params, record, push=push if plain else None)
     async with aclosing(source):
         async for choice, delta in source:
             # Only the first output proves that the request is sound: until then an error has its own status.

@@ -121,11 +121,14 @@ async def _stream(
     to_logprobs: list[CompletionLogprobs],
 ) -> None:
     writer = ChunkWriter(answer_id, "text_completion", served.name)
-    extra = to_logprobs or request.return_token_ids
+    plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
     pending = [echoes[index // params.n] for index in range(len(prompts) * params.n)]
 
     def usage_now() -> dict[str, Any]:
         return usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
+
+    def push(choice: int, text: bytes) -> bool:
+        return reply.try_event(writer.completion_text(choice, text.decode()))
 
     def event(choice: int, delta: OutputDelta) -> bytes:
         text = pending[choice] + delta.text
@@ -133,7 +136,7 @@ async def _stream(
         # As vLLM, a chunk for tokens whose text is still held back: clients time tokens by chunks.
         if not (text or delta.token_ids or delta.finish_reason):
             return b""
-        if not extra and not delta.finish_reason and not request.continuous_usage:
+        if plain and not delta.finish_reason:
             return writer.completion_text(choice, text)
         shape: dict[str, Any] = {
             "index": choice,
@@ -146,7 +149,7 @@ async def _stream(
             shape["token_ids"] = delta.token_ids
         return writer.chunk([shape], usage_now() if request.continuous_usage else None)
 
-    source: Any = pieces(call, served, prompts, params, record)
+    source: Any = pieces(call, served, prompts, params, record, push=push if plain else None)
     async with aclosing(source):
         async for choice, delta in source:
             # Only the first output proves that the request is sound: until then an error has its own status.

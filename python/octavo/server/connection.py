@@ -1,16 +1,51 @@
-"""A client's connection: uvicorn's, with an end to how much head and how much time a request may take to arrive."""
+"""A client's connection: uvicorn's, with bounds on a request's head and time to arrive, and a short way for chunks."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-__all__ = ["MAX_HEAD_BYTES", "ClientConnection"]
+__all__ = ["CHUNKS", "MAX_HEAD_BYTES", "ChunkSender", "ClientConnection"]
+
+CHUNKS = "octavo.chunks"
+"""The key of an exchange's `ChunkSender` among the extensions of ASGI's scope."""
 
 MAX_HEAD_BYTES = 1 << 16
 _ARRIVAL_S = 60.0
+
+
+class ChunkSender:
+    """Sends chunks of a body that has begun through ASGI, at once and past ASGI, which costs more than the chunk.
+
+    Args:
+        connection: of the client.
+        cycle: uvicorn's, of the exchange.
+    """
+
+    __slots__ = ("_cycle", "_flow", "_write")
+
+    def __init__(self, connection: HttpToolsProtocol, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = connection.flow
+        self._write = connection.transport.write
+
+    def __call__(self, data: bytes) -> bool:
+        """Send one chunk.
+
+        Args:
+            data: not empty.
+
+        Returns:
+            False when it was not sent, because the client is behind with reading, has gone, or the body is none that
+            can be added to: ASGI's `send` then knows what to do.
+        """
+        cycle = self._cycle
+        if self._flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
 
 class ClientConnection(HttpToolsProtocol):
@@ -49,6 +84,13 @@ class ClientConnection(HttpToolsProtocol):
         super().on_message_begin()
         if self._awaited is None:
             self._await_request()
+
+    def on_headers_complete(self) -> None:
+        """The application may begin."""
+        super().on_headers_complete()
+        if self.scope["method"] != "HEAD":
+            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
+            extensions[CHUNKS] = ChunkSender(self, self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """The body's own limit is the application's."""

@@ -11,6 +11,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.admission import Admission
 from octavo.server.admit import admit
 from octavo.server.auth import Identity, identity_of
+from octavo.server.connection import CHUNKS
 from octavo.server.errors import ServerStopping
 from octavo.server.http import ClientGone, ErrorFormat, Receive, Reply, Scope, Send, header, read_body
 from octavo.server.limits import check_json
@@ -147,7 +148,7 @@ class Exchange:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         context = context_of(scope)
-        reply = Reply(send, context.headers, self._errors)
+        reply = Reply(send, context.headers, self._errors, (scope.get("extensions") or {}).get(CHUNKS))
         state = self._state
         try:
             body = await self._body(scope, receive)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,10 @@ from octavo.server.served import ServedModel
 if TYPE_CHECKING:
     from octavo.server.exchange import Call
 
-__all__ = ["Answer", "collect", "pieces"]
+__all__ = ["Answer", "Push", "collect", "pieces"]
+
+Push = Callable[[int, bytes], bool]
+"""Sends the text (UTF-8, or none) of one more token of an answer, by its choice; False when it cannot now."""
 
 
 class Answer(msgspec.Struct):
@@ -48,10 +51,10 @@ class Answer(msgspec.Struct):
 
 
 async def _one(
-    admission: Admission, served: ServedModel, prompt: int, token_ids: Sequence[int]
+    admission: Admission, served: ServedModel, prompt: int, token_ids: Sequence[int], **how: Any
 ) -> AsyncIterator[tuple[int, OutputDelta]]:
     await admission.turn(prompt)
-    stream: Any = served.engine.stream(token_ids, admission.params)
+    stream: Any = served.engine.stream(token_ids, admission.params, **how)
     async with aclosing(stream):
         async for delta in stream:
             admission.count(prompt, len(delta.token_ids))
@@ -59,15 +62,28 @@ async def _one(
     admission.done(prompt)
 
 
+def _counted(push: Push, admission: Admission, record: RequestRecord) -> Push:
+    """`push`, of the only prompt's answers that have begun, counted."""
+
+    def sink(choice: int, text: bytes) -> bool:
+        if not record.has_begun(choice) or not push(choice, text):
+            return False
+        admission.count(0, 1)
+        record.add_token(choice)
+        return True
+
+    return sink
+
+
 async def _several(
-    admission: Admission, served: ServedModel, prompts: Sequence[Sequence[int]]
+    admission: Admission, served: ServedModel, prompts: Sequence[Sequence[int]], *, whole: bool
 ) -> AsyncIterator[tuple[int, OutputDelta]]:
     # A short queue: while the client is slow the engine merges what arrives, and nothing piles up here.
     queue: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None] = asyncio.Queue(len(prompts))
 
     async def pump(prompt: int) -> None:
         try:
-            async for item in _one(admission, served, prompt, prompts[prompt]):
+            async for item in _one(admission, served, prompt, prompts[prompt], whole=whole):
                 await queue.put(item)
             await queue.put(None)
         except Exception as error:
@@ -121,7 +137,14 @@ async def _within(deadline: Deadline, source: AsyncIterator[tuple[int, OutputDel
 
 
 async def pieces(
-    call: Call, served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams, record: RequestRecord
+    call: Call,
+    served: ServedModel,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    record: RequestRecord,
+    *,
+    push: Push | None = None,
+    whole: bool = False,
 ) -> AsyncIterator[tuple[int, OutputDelta]]:
     """Every piece of every answer as it arrives, counted in `record`; waits for the request's turn first.
 
@@ -133,6 +156,9 @@ async def pieces(
         prompts: token ids each.
         params: of every prompt.
         record: of the whole request.
+        push: is given tokens that are text and nothing else the moment the engine's step arrives, while the iterator is
+            waited for, and no task wakes for them; what it refuses is yielded. Of one prompt only.
+        whole: yield the beginning and, at the end, the rest; but all as it comes where it may end before its end.
 
     Yields:
         (index of the choice: prompt * n + answer, piece). Closing the iterator aborts what still runs.
@@ -145,10 +171,13 @@ async def pieces(
     complete = False
     try:
         async with call.admission(served, prompts, params) as admission:
-            source: Any = (
-                _one(admission, served, 0, prompts[0]) if len(prompts) == 1 else _several(admission, served, prompts)
-            )
             deadline = admission.deadline
+            whole = whole and deadline is None
+            if len(prompts) > 1:
+                source: Any = _several(admission, served, prompts, whole=whole)
+            else:
+                sink = None if push is None else _counted(push, admission, record)
+                source = _one(admission, served, 0, prompts[0], sink=sink, whole=whole)
             async with aclosing(source):
                 timed = source if deadline is None else _within(deadline, source, len(prompts) * params.n, params.n)
                 async for prompt, delta in timed:
@@ -168,7 +197,7 @@ async def collect(
 ) -> list[Answer]:
     """All answers, whole, by choice; errors as of `pieces`."""
     answers = [Answer() for _ in range(len(prompts) * params.n)]
-    stream: Any = pieces(call, served, prompts, params, record)
+    stream: Any = pieces(call, served, prompts, params, record, whole=True)
     async with aclosing(stream):
         async for choice, delta in stream:
             answers[choice].add(delta)

@@ -104,6 +104,10 @@ async def wait_gone(receive: Receive) -> None:
         pass
 
 
+def _no_chunks(_: bytes) -> bool:
+    return False
+
+
 class Reply:
     """The answer of one exchange: one JSON object, or a stream of server-sent events.
 
@@ -116,9 +120,14 @@ class Reply:
     """
 
     def __init__(
-        self, send: Send, headers: list[tuple[bytes, bytes]] | None = None, errors: ErrorFormat | None = None
+        self,
+        send: Send,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        errors: ErrorFormat | None = None,
+        chunks: Callable[[bytes], bool] | None = None,
     ) -> None:
         self._send = send
+        self._chunks = chunks or _no_chunks
         self.headers = headers or []
         self._errors = errors or ErrorFormat()
         self.status = 0
@@ -150,8 +159,16 @@ class Reply:
 
     async def event(self, data: bytes) -> None:
         """Send `data`, a framed event or several."""
-        self.num_events += 1
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        if not self.try_event(data):
+            self.num_events += 1
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def try_event(self, data: bytes) -> bool:
+        """As `event`, at once; False where that cannot be: the client is behind, or the connection is not ours."""
+        if self._chunks(data):
+            self.num_events += 1
+            return True
+        return False
 
     async def comment(self) -> None:
         """Send what clients ignore and proxies take for life; begins the stream where nothing has."""

@@ -109,6 +109,22 @@ class RequestRecord:
         if delta.finish_reason is not None:
             self._end_answer(delta.finish_reason)
 
+    def add_token(self, choice: int) -> None:
+        """Count one more token of an answer that has begun; as `add` does, for what is pushed a token at a time."""
+        now = _now()
+        gap = now - self._last[choice]
+        self._gap_counts[bisect_left(self._gap_bounds, gap)] += 1
+        self._gaps.total += gap
+        self._last[choice] = self._last_at = now
+        self._generated.value += 1
+        self.completion_tokens += 1
+        if self._num_answers > 1:
+            self._tokens[choice] = self._tokens.get(choice, 0) + 1
+
+    def has_begun(self, choice: int) -> bool:
+        """Whether an answer's first token was counted."""
+        return choice in self._last
+
     def _begin_answer(self, prompt: int, choice: int, delta: OutputDelta, now: float) -> None:
         series = self._series
         if delta.num_cached_tokens and not self._cached[prompt]:

@@ -13,6 +13,7 @@ from octavo.errors import ContextLengthExceeded, InvalidRequest
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from octavo.engine.collect import Sink
     from octavo.text.tokenizer import Tokenizer
 
 __all__ = ["ClosableEngine", "Engine", "ServedModel"]
@@ -35,9 +36,15 @@ class Engine(Protocol):
         ...
 
     def stream(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        sink: Sink | None = None,
+        whole: bool = False,
     ) -> AsyncIterator[OutputDelta]:
-        """Answer a prompt piece by piece; closing the iterator aborts."""
+        """Answer a prompt piece by piece; closing the iterator aborts. It may ignore `sink` and `whole`."""
         ...
 
     async def stats(self) -> dict[str, int | float]:
