@@ -52,6 +52,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         skip_special_tokens: leave control tokens out of the text.
         priority: under the `priority` policy, lower is sooner.
         cache_salt: requests share cached prefixes only with those of the same salt.
+        structured_outputs: what the answer is held to, one of `{"json": schema}`, `{"regex": ...}`,
+            `{"choice": [...]}`, `{"grammar": ...}`, `{"json_object": True}`. For engines that say they can; Octavo's
+            own refuses it.
 
     The numbers are checked at construction, and again when a request is submitted.
     """
@@ -75,6 +78,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: str = ""
+    structured_outputs: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Take one stop text for a list of one, None for none, and check the values."""

@@ -65,20 +65,43 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
         (CHAT | {"temperature": -0.5}, "temperature"),
         (CHAT | {"top_p": 0}, "top_p"),
         (CHAT | {"max_tokens": -1}, "max_tokens"),
-        (CHAT | {"max_tokens": 0}, "max_tokens"),
         (CHAT | {"max_tokens": 10**30}, "max_tokens"),
         (CHAT | {"max_completion_tokens": 257}, "max_completion_tokens"),
         (CHAT | {"n": 0}, "n"),
         (CHAT | {"n": 1000}, "n"),
-        (CHAT | {"stop": [""]}, "stop"),
-        (CHAT | {"stop_token_ids": [-1]}, "stop_token_ids"),
-        (CHAT | {"top_logprobs": 21, "logprobs": True}, "logprobs"),
+        (CHAT | {"stop": [""]}, "stop[0]"),
+        (CHAT | {"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        (CHAT | {"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         (CHAT | {"top_logprobs": 2}, "top_logprobs"),
         (CHAT | {"seed": 1 << 70}, "seed"),
         (CHAT | {"stream_options": {"include_usage": True}}, "stream_options"),
         (CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
         (CHAT | {"guided_regex": "a+"}, "guided_regex"),
         (CHAT | {"tools": [{"type": "function"}]}, "tools"),
+        (CHAT | {"tools": []}, "tools"),
+        (CHAT | {"tool_choice": "auto"}, "tool_choice"),
+        (CHAT | {"functions": []}, "functions"),
+        (CHAT | {"temperature": 2.5}, "temperature"),
+        (CHAT | {"top_k": -2}, "top_k"),
+        (CHAT | {"min_tokens": 5}, "min_tokens"),
+        (CHAT | {"max_tokens": 0, "min_tokens": 1}, "min_tokens"),
+        (CHAT | {"stop_token_ids": [1 << 30]}, "stop_token_ids"),
+        (CHAT | {"logit_bias": {"5": 101}}, "logit_bias[...]"),
+        (CHAT | {"logit_bias": {"5": 10}}, "logit_bias"),
+        (CHAT | {"bad_words": ["no"]}, "bad_words"),
+        (CHAT | {"allowed_token_ids": [5]}, "allowed_token_ids"),
+        (CHAT | {"prompt_logprobs": 0}, "prompt_logprobs"),
+        (CHAT | {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        (CHAT | {"truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),
+        (CHAT | {"chat_template": "{{ messages }}"}, "chat_template"),
+        (CHAT | {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        (CHAT | {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (CHAT | {"response_format": {"type": "xml"}}, "response_format.type"),
+        (CHAT | {"structured_outputs": {}}, "structured_outputs"),
+        (CHAT | {"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        (CHAT | {"guided_json": "{"}, "guided_json"),
+        (CHAT | {"guided_choice": []}, "guided_choice"),
+        (CHAT | {"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
         (CHAT | {"messages": []}, "messages"),
         (CHAT | {"messages": None}, "messages"),
         (CHAT | {"messages": "Hi"}, "messages"),
@@ -139,7 +162,7 @@ def test_null_is_absent_and_unknown_fields_are_ignored(server: Running) -> None:
         "top_logprobs",
         "user",
     )
-    status, answered = post(server, CHAT | dict.fromkeys(fields) | {"model": None, "foo": {"bar": 1}, "tools": []})
+    status, answered = post(server, CHAT | dict.fromkeys(fields) | {"model": None, "foo": {"bar": 1}})
     assert status == 200
     assert answered["choices"][0]["message"]["content"] == answer(4)
 
@@ -153,9 +176,11 @@ def test_parts_of_text(server: Running) -> None:
 def test_fields_of_a_chat_answer(server: Running) -> None:
     answered = post(server, CHAT)[1]
     assert list(answered)[:5] == ["id", "object", "created", "model", "choices"]
-    assert answered["choices"][0]["message"] == {"role": "assistant", "content": answer(4), "refusal": None}
+    nulls = ("refusal", "annotations", "audio", "function_call", "reasoning", "reasoning_content")
+    assert answered["choices"][0]["message"] == {"role": "assistant", "content": answer(4)} | dict.fromkeys(nulls)
     assert answered["choices"][0]["stop_reason"] is None
-    assert "token_ids" not in answered["choices"][0]
+    assert answered["choices"][0]["token_ids"] is None
+    assert answered["prompt_token_ids"] is None
     answered = post(server, CHAT | {"return_token_ids": True})[1]
     assert answered["choices"][0]["token_ids"] == [ord(character) for character in answer(4)]
 

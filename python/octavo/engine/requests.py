@@ -112,6 +112,11 @@ class RequestMaker:
         ids = self._check_prompt(prompt)
         if not same_params:
             params.validate()
+            if params.structured_outputs is not None:
+                raise InvalidRequest(
+                    "structured_outputs: this engine cannot hold its output to a schema or grammar; leave it out",
+                    "structured_outputs",
+                )
         room = self._info.max_model_len - len(ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         return CheckedRequest(

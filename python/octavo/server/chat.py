@@ -12,29 +12,20 @@ from octavo.engine.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams
 from octavo.server.exchange import Call, Exchange
 from octavo.server.generation import Answer, collect, pieces
-from octavo.server.http import Reply
+from octavo.server.keep_alive import keep_alive
 from octavo.server.limits import check_messages
-from octavo.server.messages import flatten
+from octavo.server.messages import flatten, render, template_variables
 from octavo.server.metrics import RequestRecord
+from octavo.server.nothing import no_answers, no_pieces
 from octavo.server.protocol import ChatCompletionRequest, decode
 from octavo.server.served import ServedModel
-from octavo.server.shapes import ChatLogprobs, usage
+from octavo.server.shapes import ChatLogprobs, assistant_message, finish_reason, usage
 from octavo.server.sse import ChunkWriter
 
 if TYPE_CHECKING:
     from octavo.server.state import ServerState
 
 __all__ = ["chat_completions", "routes"]
-
-# What a client's template variables may not stand in for.
-_RESERVED = (
-    "messages",
-    "add_generation_prompt",
-    "continue_final_message",
-    "add_special_tokens",
-    "chat_template",
-    "tools",
-)
 
 
 def routes(state: ServerState) -> list[BaseRoute]:
@@ -48,49 +39,45 @@ async def chat_completions(call: Call) -> None:
     check_messages(request.messages, call.state.settings)
     call.timeout = request.timeout
     served = await call.route(request.model, user=request.user, session=request.session_id)
-    params = request.sampling_params(
-        served.sampling_defaults,
-        max_tokens=None,
-        logprobs=request.num_logprobs,
-        max_model_len=served.max_model_len,
+    params = request.sampling_params(served, max_tokens=None, logprobs=request.num_logprobs)
+    messages = flatten(request.messages)
+    prompt = await render(
+        served,
+        messages,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        add_special_tokens=request.add_special_tokens,
+        variables=template_variables(request.chat_template_kwargs, request.documents, request.reasoning_effort),
     )
-    prompt = await served.render(
-        flatten(request.messages),
-        add_special_tokens=bool(request.add_special_tokens),
-        add_generation_prompt=_generation_prompt(request),
-        continue_final_message=bool(request.continue_final_message),
-        **_template_variables(request),
-    )
+    prompt = request.truncate(prompt, served.max_model_len, params.max_tokens)
     served.check_length(prompt, "messages")
+    echo = messages[-1]["content"] if request.echo and messages[-1]["role"] == "assistant" else ""
     to_logprobs = await _logprobs(served, request)
     record = call.record(served, len(prompt))
-    answer_id = f"chatcmpl-{call.request_id}"
+    answer_id = request.answer_id("chatcmpl", call.request_id, call.header(b"x-request-id"))
     if request.stream:
-        await _stream(call, served, request, prompt, params, record, call.reply, answer_id, to_logprobs)
+        await _stream(call, served, request, prompt, params, record, answer_id, to_logprobs, echo)
         return
-    answers = await collect(call, served, [prompt], params, record)
+    if request.wants_nothing:
+        answers = no_answers(params.n)
+        record.finish()
+    else:
+        answers = await collect(call, served, [prompt], params, record)
     await call.reply.json(
         {
             "id": answer_id,
             "object": "chat.completion",
             "created": int(time.time()),
             "model": served.name,
-            "choices": [_choice(index, answer, request, to_logprobs) for index, answer in enumerate(answers)],
+            "choices": [_choice(index, answer, request, to_logprobs, echo) for index, answer in enumerate(answers)],
             "service_tier": None,
             "system_fingerprint": served.version,
             "usage": usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens),
+            "prompt_logprobs": None,
+            "prompt_token_ids": prompt if request.return_token_ids else None,
+            "kv_transfer_params": None,
         }
     )
-
-
-def _generation_prompt(request: ChatCompletionRequest) -> bool:
-    if request.add_generation_prompt is None:
-        return not request.continue_final_message
-    return request.add_generation_prompt
-
-
-def _template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
-    return {key: value for key, value in (request.chat_template_kwargs or {}).items() if key not in _RESERVED}
 
 
 async def _logprobs(served: ServedModel, request: ChatCompletionRequest) -> ChatLogprobs | None:
@@ -100,18 +87,16 @@ async def _logprobs(served: ServedModel, request: ChatCompletionRequest) -> Chat
 
 
 def _choice(
-    index: int, answer: Answer, request: ChatCompletionRequest, to_logprobs: ChatLogprobs | None
+    index: int, answer: Answer, request: ChatCompletionRequest, to_logprobs: ChatLogprobs | None, echo: str
 ) -> dict[str, Any]:
-    choice: dict[str, Any] = {
+    return {
         "index": index,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "message": assistant_message(echo + answer.text),
         "logprobs": to_logprobs(answer.logprobs) if to_logprobs else None,
-        "finish_reason": answer.finish_reason,
+        "finish_reason": finish_reason(answer.finish_reason),
         "stop_reason": answer.stop_reason,
+        "token_ids": answer.token_ids if request.return_token_ids else None,
     }
-    if request.return_token_ids:
-        choice["token_ids"] = answer.token_ids
-    return choice
 
 
 async def _stream(
@@ -121,18 +106,28 @@ async def _stream(
     prompt: list[int],
     params: SamplingParams,
     record: RequestRecord,
-    reply: Reply,
     answer_id: str,
     to_logprobs: ChatLogprobs | None,
+    echo: str,
 ) -> None:
+    reply = call.reply
     writer = ChunkWriter(answer_id, "chat.completion.chunk", served.name)
     plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
 
     def usage_now() -> dict[str, Any]:
         return usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
 
-    def chunk(choice: dict[str, Any]) -> bytes:
-        return writer.chunk([choice], usage_now() if request.continuous_usage else None)
+    def chunk(choice: dict[str, Any], prompt_token_ids: list[int] | None = None) -> bytes:
+        return writer.chunk([choice], usage_now() if request.continuous_usage else None, prompt_token_ids)
+
+    def opening() -> bytes:
+        chunks = []
+        shown = prompt if request.return_token_ids else None
+        for delta in [{"role": "assistant", "content": ""}] + ([{"content": echo}] if echo else []):
+            for index in range(params.n):
+                chunks.append(chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}, shown))
+                shown = None
+        return b"".join(chunks)
 
     def push(choice: int, text: bytes) -> bool:
         return reply.try_event(writer.chat_text(choice, text.decode()))
@@ -147,7 +142,7 @@ async def _stream(
             "index": choice,
             "delta": {"content": delta.text},
             "logprobs": to_logprobs(delta.logprobs) if to_logprobs and delta.logprobs else None,
-            "finish_reason": delta.finish_reason,
+            "finish_reason": finish_reason(delta.finish_reason),
         }
         if delta.finish_reason:
             shape["stop_reason"] = delta.stop_reason
@@ -155,14 +150,20 @@ async def _stream(
             shape["token_ids"] = delta.token_ids
         return chunk(shape)
 
-    source: Any = pieces(call, served, [prompt], params, record, push=push if plain else None)
-    async with aclosing(source):
+    source: Any = (
+        no_pieces(params.n, record)
+        if request.wants_nothing
+        else pieces(call, served, [prompt], params, record, push=push if plain else None)
+    )
+    begun = False
+    async with keep_alive(reply, call.state.settings.sse_keep_alive_seconds), aclosing(source):
         async for choice, delta in source:
             # Only the first output proves that the request is sound: until then an error has its own status.
-            if not reply.streaming:
-                await reply.events()
-                first = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-                await reply.event(b"".join(chunk({"index": index, **first}) for index in range(params.n)))
+            if not begun:
+                begun = True
+                if not reply.streaming:
+                    await reply.events()
+                await reply.event(opening())
             data = event(choice, delta)
             if data:
                 await reply.event(data)

@@ -6,18 +6,19 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from starlette.routing import BaseRoute, Route
 
 from octavo.engine.outputs import OutputDelta
-from octavo.errors import InvalidRequest
-from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
+from octavo.sampling_params import SamplingParams
 from octavo.server.exchange import Call, Exchange
 from octavo.server.generation import Answer, collect, pieces
-from octavo.server.http import Reply
+from octavo.server.keep_alive import keep_alive
 from octavo.server.metrics import RequestRecord
-from octavo.server.protocol import CompletionRequest, decode
+from octavo.server.nothing import no_answers, no_pieces
+from octavo.server.protocol import CompletionRequest, check_token_ids, decode
 from octavo.server.served import ServedModel
-from octavo.server.shapes import CompletionLogprobs, usage
+from octavo.server.shapes import CompletionLogprobs, finish_reason, mean_logprob, usage
 from octavo.server.sse import ChunkWriter
 
 if TYPE_CHECKING:
@@ -38,30 +39,31 @@ async def completions(call: Call) -> None:
     request = decode(CompletionRequest, call.body)
     call.timeout = request.timeout
     served = await call.route(request.model, user=request.user, session=request.session_id)
-    if request.logprobs is not None and request.logprobs > MAX_LOGPROBS:
-        raise InvalidRequest(f"logprobs: {request.logprobs} is more than {MAX_LOGPROBS}", "logprobs")
-    params = request.sampling_params(
-        served.sampling_defaults,
-        max_tokens=_DEFAULT_MAX_TOKENS,
-        logprobs=request.logprobs,
-        max_model_len=served.max_model_len,
-    )
+    params = request.sampling_params(served, max_tokens=_DEFAULT_MAX_TOKENS, logprobs=request.logprobs)
     given = request.prompts()
     special = True if request.add_special_tokens is None else request.add_special_tokens
     prompts = [
         await served.tokenize(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
         for prompt in given
     ]
+    prompts = [request.truncate(ids, served.max_model_len, params.max_tokens) for ids in prompts]
     for ids in prompts:
         served.check_length(ids, "prompt")
+        check_token_ids(ids, served.engine.model.vocab_size, "prompt")
     echoes = [await _echo(served, prompt) for prompt in given] if request.echo else [""] * len(given)
     record = call.record(served, sum(map(len, prompts)), len(prompts))
-    answer_id = f"cmpl-{call.request_id}"
+    answer_id = request.answer_id("cmpl", call.request_id, call.header(b"x-request-id"))
     to_logprobs = await _logprobs(served, request, len(prompts) * params.n)
     if request.stream:
-        await _stream(call, served, request, prompts, echoes, params, record, call.reply, answer_id, to_logprobs)
+        await _stream(call, served, request, prompts, echoes, params, record, answer_id, to_logprobs)
         return
-    answers = await collect(call, served, prompts, params, record)
+    if request.wants_nothing:
+        answers = no_answers(len(prompts) * params.n)
+        record.finish()
+    elif request.num_candidates > params.n:
+        answers = await _best(call, served, request, prompts, params, record)
+    else:
+        answers = await collect(call, served, prompts, params, record)
     await call.reply.json(
         {
             "id": answer_id,
@@ -69,14 +71,35 @@ async def completions(call: Call) -> None:
             "created": int(time.time()),
             "model": served.name,
             "choices": [
-                _choice(index, answer, echoes[index // params.n], request, to_logprobs)
+                _choice(index, answer, echoes[index // params.n], prompts[index // params.n], request, to_logprobs)
                 for index, answer in enumerate(answers)
             ],
             "service_tier": None,
             "system_fingerprint": served.version,
             "usage": usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens),
+            "kv_transfer_params": None,
         }
     )
+
+
+async def _best(
+    call: Call,
+    served: ServedModel,
+    request: CompletionRequest,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    record: RequestRecord,
+) -> list[Answer]:
+    """The n answers to each prompt whose tokens are the likeliest on average, best first, of `best_of`."""
+    count = request.num_candidates
+    asked = msgspec.structs.replace(params, n=count, logprobs=params.logprobs or 0)
+    answers = await collect(call, served, prompts, asked, record)
+    best = []
+    for start in range(0, len(answers), count):
+        candidates = answers[start : start + count]
+        candidates.sort(key=lambda answer: mean_logprob(answer.logprobs), reverse=True)
+        best += candidates[: params.n]
+    return best
 
 
 async def _echo(served: ServedModel, prompt: str | list[int]) -> str:
@@ -94,18 +117,23 @@ async def _logprobs(served: ServedModel, request: CompletionRequest, count: int)
 
 
 def _choice(
-    index: int, answer: Answer, echo: str, request: CompletionRequest, to_logprobs: list[CompletionLogprobs]
+    index: int,
+    answer: Answer,
+    echo: str,
+    prompt: list[int],
+    request: CompletionRequest,
+    to_logprobs: list[CompletionLogprobs],
 ) -> dict[str, Any]:
-    choice: dict[str, Any] = {
+    return {
         "index": index,
         "text": echo + answer.text,
         "logprobs": to_logprobs[index](answer.logprobs) if to_logprobs else None,
-        "finish_reason": answer.finish_reason,
+        "finish_reason": finish_reason(answer.finish_reason),
         "stop_reason": answer.stop_reason,
+        "token_ids": answer.token_ids if request.return_token_ids else None,
+        "prompt_logprobs": None,
+        "prompt_token_ids": prompt if request.return_token_ids else None,
     }
-    if request.return_token_ids:
-        choice["token_ids"] = answer.token_ids
-    return choice
 
 
 async def _stream(
@@ -116,13 +144,15 @@ async def _stream(
     echoes: list[str],
     params: SamplingParams,
     record: RequestRecord,
-    reply: Reply,
     answer_id: str,
     to_logprobs: list[CompletionLogprobs],
 ) -> None:
+    reply = call.reply
     writer = ChunkWriter(answer_id, "text_completion", served.name)
     plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
-    pending = [echoes[index // params.n] for index in range(len(prompts) * params.n)]
+    count = len(prompts) * params.n
+    pending = [echoes[index // params.n] for index in range(count)]
+    shown = [prompts[index // params.n] if request.return_token_ids else None for index in range(count)]
 
     def usage_now() -> dict[str, Any]:
         return usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
@@ -142,15 +172,21 @@ async def _stream(
             "index": choice,
             "text": text,
             "logprobs": to_logprobs[choice](delta.logprobs) if to_logprobs and delta.logprobs else None,
-            "finish_reason": delta.finish_reason,
+            "finish_reason": finish_reason(delta.finish_reason),
             "stop_reason": delta.stop_reason,
         }
         if request.return_token_ids:
             shape["token_ids"] = delta.token_ids
+            if shown[choice] is not None:
+                shape["prompt_token_ids"], shown[choice] = shown[choice], None
         return writer.chunk([shape], usage_now() if request.continuous_usage else None)
 
-    source: Any = pieces(call, served, prompts, params, record, push=push if plain else None)
-    async with aclosing(source):
+    source: Any = (
+        no_pieces(count, record)
+        if request.wants_nothing
+        else pieces(call, served, prompts, params, record, push=push if plain else None)
+    )
+    async with keep_alive(reply, call.state.settings.sse_keep_alive_seconds), aclosing(source):
         async for choice, delta in source:
             # Only the first output proves that the request is sound: until then an error has its own status.
             if not reply.streaming:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from octavo.errors import InvalidRequest
 
-__all__ = ["MAX_MESSAGES", "flatten"]
+if TYPE_CHECKING:
+    from octavo.server.served import ServedModel
+
+__all__ = ["MAX_MESSAGES", "flatten", "render", "template_variables"]
 
 MAX_MESSAGES = 4096
+# What a client's template variables may not stand in for.
+_RESERVED = (
+    "messages",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "tools",
+    "documents",
+)
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -29,6 +42,61 @@ def flatten(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequest(f"messages: {len(messages)} are more than {MAX_MESSAGES}", "messages")
     return [_flatten_one(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def template_variables(
+    given: dict[str, Any] | None, documents: list[dict[str, Any]] | None = None, reasoning_effort: str | None = None
+) -> dict[str, Any]:
+    """What a chat template reads besides the messages.
+
+    Args:
+        given: the client's `chat_template_kwargs`; names that are the server's own are dropped.
+        documents: as the template knows them.
+        reasoning_effort: told to templates under both names that they read; `given` stands before it.
+    """
+    variables: dict[str, Any] = {}
+    if documents is not None:
+        variables["documents"] = documents
+    if reasoning_effort is not None:
+        variables["reasoning_effort"] = reasoning_effort
+        variables["enable_thinking"] = reasoning_effort != "none"
+    variables |= {key: value for key, value in (given or {}).items() if key not in _RESERVED}
+    return variables
+
+
+async def render(
+    served: ServedModel,
+    messages: list[dict[str, Any]],
+    *,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool | None = None,
+    add_special_tokens: bool | None = None,
+    variables: dict[str, Any] | None = None,
+) -> list[int]:
+    """Token ids of flat messages; as `ServedModel.render`, with what clients leave open filled in.
+
+    A start token that the template wrote and the tokenizer would write again is there once.
+
+    Raises:
+        InvalidRequest, ContextLengthExceeded: as `ServedModel.render`.
+    """
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    try:
+        prompt = await served.render(
+            messages,
+            add_special_tokens=bool(add_special_tokens),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=bool(continue_final_message),
+            **(variables or {}),
+        )
+    except RecursionError:
+        raise InvalidRequest("messages: are nested too deeply", "messages") from None
+    if add_special_tokens:
+        start = getattr(served.engine.tokenizer, "bos_token_id", None)
+        if start is not None and prompt[:2] == [start, start]:
+            return prompt[1:]
+    return prompt
 
 
 def _flatten_one(message: dict[str, Any], place: str) -> dict[str, Any]:

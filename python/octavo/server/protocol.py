@@ -7,13 +7,18 @@ supported is refused rather than ignored.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from octavo.errors import InvalidRequest
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOPS, SamplingParams
+from octavo.server.constraints import ResponseFormat, StructuredOutputs, output_constraint
+
+if TYPE_CHECKING:
+    from octavo.server.served import ServedModel
 
 __all__ = [
     "ChatCompletionRequest",
@@ -21,11 +26,15 @@ __all__ = [
     "RequestBody",
     "SamplingFields",
     "StreamOptions",
+    "TokenId",
+    "check_token_ids",
     "convert",
     "decode",
+    "unsupported",
 ]
 
 MAX_ANSWERS = 1024  # of one request, prompts times n
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 _SAME_NAME = (
     "n",
@@ -46,12 +55,12 @@ _SAME_NAME = (
     "cache_salt",
 )
 
-
-class StreamOptions(msgspec.Struct):
-    """`stream_options`."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+"""An id of the vocabulary."""
+_Count = Annotated[int, Meta(ge=0, le=1 << 30)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_STOPS)]
+_Stops = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=MAX_STOPS)]
 
 
 class RequestBody(msgspec.Struct, kw_only=True):
@@ -65,93 +74,91 @@ class RequestBody(msgspec.Struct, kw_only=True):
         """
 
 
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream carries besides the answer."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
 class SamplingFields(RequestBody, kw_only=True):
     """What both endpoints share; the meaning of most fields is `SamplingParams`'."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: str | _Stops | None = None
+    stop_token_ids: _TokenIds | None = None
+    min_tokens: _Count | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1000)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
     skip_special_tokens: bool | None = None
-    priority: int | None = None
-    timeout: float | None = None
-    cache_salt: str | None = None
+    spaces_between_special_tokens: bool | None = None  # there are none to leave out
+    priority: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
+    request_id: str | None = None
     # Who asks: decides nothing but which model of an alias answers, so any type will do.
     user: Any = None
     session_id: Any = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    # Known and not supported: refused when they ask for something.
-    logit_bias: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    bad_words: Any = None
-    allowed_token_ids: Any = None
-    prompt_logprobs: Any = None
-    truncate_prompt_tokens: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    # Known and not supported: refused when they ask for something.
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
+    use_beam_search: bool | None = None
+    logits_processors: list[Any] | None = None
 
     def check(self) -> None:
-        """Refuse what contradicts itself or is not supported.
-
-        Raises:
-            InvalidRequest: naming the field.
-        """
+        """As `RequestBody.check`."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: is allowed only together with stream: true", "stream_options")
-        kind = self.response_format.get("type") if isinstance(self.response_format, dict) else self.response_format
-        if kind not in (None, "text"):
-            raise _unsupported("response_format", kind)
-        for field in (
-            "logit_bias",
-            "structured_outputs",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "bad_words",
-            "allowed_token_ids",
-            "truncate_prompt_tokens",
-        ):
-            if getattr(self, field) not in (None, {}, [], ""):
-                raise _unsupported(field, getattr(self, field))
-        if self.prompt_logprobs not in (None, False):
-            raise _unsupported("prompt_logprobs", self.prompt_logprobs)
+        for field in ("logit_bias", "bad_words", "allowed_token_ids", "use_beam_search", "logits_processors"):
+            if getattr(self, field):
+                raise unsupported(field, getattr(self, field), "this engine has no way to change single logits")
+        if self.prompt_logprobs is not None:
+            raise unsupported(
+                "prompt_logprobs", self.prompt_logprobs, "this engine computes no log probabilities of prompts"
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest(
+                "truncate_prompt_tokens: 0 leaves no prompt; give 1 or more, or -1 for the model's context",
+                "truncate_prompt_tokens",
+            )
 
-    def sampling_params(
-        self, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None, max_model_len: int | None
-    ) -> SamplingParams:
-        """The request's sampling: its own fields, else the model's `defaults`, else OpenAI's.
+    def sampling_params(self, served: ServedModel, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """The request's sampling: its own fields, else what the model's makers recommend, else OpenAI's.
 
         Args:
-            defaults: from the model's generation_config.
+            served: the model that answers.
             max_tokens: when the request names none.
             logprobs: as `SamplingParams.logprobs`.
-            max_model_len: the model's context; max_tokens above it is refused.
 
         Raises:
-            InvalidRequest: a value out of range.
+            InvalidRequest: a value out of range, or a constraint that the engine cannot keep.
         """
-        values: dict[str, Any] = dict(defaults)
+        values: dict[str, Any] = dict(served.sampling_defaults)
         for field in _SAME_NAME:
             value = getattr(self, field)
             if value is not None:
@@ -163,12 +170,67 @@ class SamplingFields(RequestBody, kw_only=True):
         asked, field = self.max_completion_tokens, "max_completion_tokens"
         if asked is None:
             asked, field = self.max_tokens, "max_tokens"
-        if asked is not None and asked < 1:
-            raise InvalidRequest(f"{field}: {asked} is too small; ask for 1 token or more", field)
-        if asked is not None and max_model_len is not None and asked > max_model_len:
-            raise InvalidRequest(f"{field}: {asked} is more than the model's context of {max_model_len} tokens", field)
-        values["max_tokens"] = max_tokens if asked is None else asked
+        limit = served.max_model_len
+        if asked is not None and asked > limit:
+            raise InvalidRequest(
+                f"{field}: {asked} is more than the model's context of {limit} tokens. Please request fewer output "
+                "tokens.",
+                field,
+            )
+        if asked == 0 and self.min_tokens:
+            raise InvalidRequest(f"min_tokens: {self.min_tokens} is more than {field} (0)", "min_tokens")
+        vocab_size = served.engine.model.vocab_size
+        for token in self.stop_token_ids or ():
+            if token >= vocab_size:
+                raise InvalidRequest(
+                    f"stop_token_ids: {token} is outside the vocabulary; ids go from 0 to {vocab_size - 1}",
+                    "stop_token_ids",
+                )
+        constraint = output_constraint(self)
+        if constraint is not None:
+            if not served.constrains_output:
+                raise unsupported(
+                    constraint.field, constraint.kind, "this engine cannot hold its output to a schema or grammar"
+                )
+            values["structured_outputs"] = constraint.spec
+        # The engine makes one token at least; a request for none is answered without it.
+        values["max_tokens"] = max_tokens if asked is None else max(asked, 1)
         return SamplingParams(**values, logprobs=logprobs)
+
+    def truncate(self, prompt: list[int], max_model_len: int, max_tokens: int | None) -> list[int]:
+        """The part of a prompt that `truncate_prompt_tokens` keeps: its end, unless `truncation_side` is "right".
+
+        Args:
+            prompt: token ids.
+            max_model_len: the model's context.
+            max_tokens: of the answer, for which -1 leaves room.
+
+        Raises:
+            InvalidRequest: more than the context.
+        """
+        keep = self.truncate_prompt_tokens
+        if keep is None:
+            return prompt
+        if keep > max_model_len:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens: {keep} is more than the model's context of {max_model_len} tokens",
+                "truncate_prompt_tokens",
+            )
+        if keep == -1:
+            keep = max(max_model_len - (max_tokens or 1), 1)
+        return prompt[:keep] if self.truncation_side == "right" else prompt[-keep:]
+
+    def answer_id(self, prefix: str, request_id: str, header: str | None) -> str:
+        """The answer's `id`: from the request's header, else its body's `request_id`, else a fresh one."""
+        if header is None and self.request_id and _REQUEST_ID.fullmatch(self.request_id):
+            return f"{prefix}-{self.request_id}"
+        return f"{prefix}-{request_id}"
+
+    @property
+    def wants_nothing(self) -> bool:
+        """Whether no output token is asked for."""
+        asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return asked == 0
 
     @property
     def include_usage(self) -> bool:
@@ -186,27 +248,52 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
 
     messages: list[dict[str, Any]] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    chat_template: Any = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    parallel_tool_calls: bool | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    # Known and not supported.
+    chat_template: str | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
 
     def check(self) -> None:
         """As `SamplingFields.check`, and what only a chat has."""
         super().check()
         if self.chat_template is not None:
-            raise InvalidRequest("chat_template: the server renders the model's own template only", "chat_template")
-        if self.tools and self.tool_choice != "none":
-            raise _unsupported("tools", f"{len(self.tools)} tools")
+            raise InvalidRequest(
+                "chat_template: the server renders the model's own template only; leave it out", "chat_template"
+            )
+        for field in ("functions", "function_call"):
+            if getattr(self, field) is not None:
+                raise InvalidRequest(f"{field}: is not supported; it is what tools replaced", field)
+        self._check_tools()
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message: cannot be true together with add_generation_prompt", "continue_final_message"
             )
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs: needs logprobs: true", "top_logprobs")
+
+    def _check_tools(self) -> None:
+        if self.tools is None:
+            if self.tool_choice not in (None, "none"):
+                raise InvalidRequest("tool_choice: is allowed only together with tools", "tool_choice")
+            return
+        if not self.tools:
+            raise InvalidRequest("tools: is an empty list; give one tool or more, or leave it out", "tools")
+        if self.tool_choice != "none":
+            raise unsupported(
+                "tools",
+                f"{len(self.tools)} tools",
+                'this engine cannot hold its output to a call\'s form; tool_choice: "none" answers in text',
+            )
 
     @property
     def num_logprobs(self) -> int | None:
@@ -218,20 +305,37 @@ class CompletionRequest(SamplingFields, kw_only=True):
     """The body of `POST /v1/completions`."""
 
     prompt: str | list[str | int | list[int]] | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
     echo: bool | None = None
     suffix: str | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Meta(ge=0, le=20)] | None = None
 
     def check(self) -> None:
         """As `SamplingFields.check`, and what only a completion has."""
         super().check()
         if self.suffix:
-            raise _unsupported("suffix", self.suffix)
-        if self.best_of is not None and self.best_of > (self.n or 1):
-            raise _unsupported("best_of", self.best_of)
+            raise unsupported("suffix", self.suffix, "no model here fills in a middle")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(
+                f"logprobs: Requested sample logprobs of {self.logprobs}, which is greater than max allowed: "
+                f"{MAX_LOGPROBS}",
+                "logprobs",
+            )
+        if self.best_of and self.best_of < (self.n or 1):
+            raise InvalidRequest(f"best_of: {self.best_of} is less than n ({self.n or 1})", "best_of")
+        if self.stream and self.num_candidates > (self.n or 1):
+            raise InvalidRequest("best_of: more than n answers cannot be streamed; leave it out", "best_of")
         if self.echo and self.logprobs is not None:
-            raise InvalidRequest("echo: together with logprobs is not supported; leave one of them out", "echo")
+            raise InvalidRequest(
+                "echo: together with logprobs it asks for log probabilities of the prompt, which this engine does not "
+                "compute; leave one of them out",
+                "echo",
+            )
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers generated for each prompt, of which the n best are given."""
+        return max(self.best_of or 0, self.n or 1)
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, a text or its token ids each.
@@ -250,7 +354,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
                 raise InvalidRequest("prompt: mixes texts, token ids and lists of token ids; give one kind", "prompt")
         if not found or not all(found):
             raise InvalidRequest("prompt: is empty; give a text or a list of token ids with something in it", "prompt")
-        if len(found) * (self.n or 1) > MAX_ANSWERS:
+        if len(found) * self.num_candidates > MAX_ANSWERS:
             raise InvalidRequest(f"prompt: {len(found)} prompts ask for more than {MAX_ANSWERS} answers", "prompt")
         return found
 
@@ -258,6 +362,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
 Body = TypeVar("Body", bound=RequestBody)
 
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_STEPS = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+_SHOWN_BODY_BYTES = 1 << 16
 
 
 def decode(kind: type[Body], body: bytes) -> Body:
@@ -269,7 +375,7 @@ def decode(kind: type[Body], body: bytes) -> Body:
     try:
         request = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _wrong_type(error) from None
+        raise _wrong_type(error, body) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}") from None
     except RecursionError:
@@ -287,19 +393,54 @@ def convert(kind: type[Body], fields: Mapping[str, Any]) -> Body:
     try:
         request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise _wrong_type(error) from None
+        raise _wrong_type(error, fields) from None
     request.check()
     return request
 
 
-def _wrong_type(error: msgspec.ValidationError) -> InvalidRequest:
+def _wrong_type(error: msgspec.ValidationError, given: bytes | Mapping[str, Any]) -> InvalidRequest:
     message = str(error)
     found = _PATH.search(message)
     field = found.group(1) if found and found.group(1) else None
     reason = _PATH.sub("", message)
-    return InvalidRequest(f"{field}: {reason}" if field else reason, field)
+    if field is None:
+        return InvalidRequest(reason)
+    shown = _value(given, field)
+    reason = reason if shown is None else f"{shown} cannot be used: {reason[:1].lower()}{reason[1:]}"
+    return InvalidRequest(f"{field}: {reason}", field)
 
 
-def _unsupported(field: str, value: object) -> InvalidRequest:
-    shown = repr(value)
-    return InvalidRequest(f"{field}: {shown[:60]} is not supported; leave it out", field)
+def _value(given: bytes | Mapping[str, Any], path: str) -> str | None:
+    """What stands at a path of the body, in short; None where it cannot be told."""
+    if isinstance(given, bytes) and len(given) > _SHOWN_BODY_BYTES:
+        return None
+    try:
+        value: Any = msgspec.json.decode(given) if isinstance(given, bytes) else given
+        for name, index in _STEPS.findall(path):
+            value = value[int(index)] if index else value[name]
+        return _short(value)
+    except (msgspec.DecodeError, RecursionError, LookupError, TypeError):
+        return None
+
+
+def _short(value: object) -> str:
+    shown = ascii(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def unsupported(field: str, value: object, reason: str) -> InvalidRequest:
+    """The refusal of a field that would change the answer."""
+    return InvalidRequest(f"{field}: {_short(value)} is not supported: {reason}; leave it out", field)
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
+    """Refuse ids outside the vocabulary.
+
+    Raises:
+        InvalidRequest: naming `field` and the first such id.
+    """
+    for token in token_ids:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(
+                f"{field}: token id {token} is outside the vocabulary; ids go from 0 to {vocab_size - 1}", field
+            )

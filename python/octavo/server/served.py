@@ -101,6 +101,11 @@ class ServedModel:
         defaults: Mapping[str, Any] = self.engine.model.sampling_defaults
         return defaults
 
+    @property
+    def constrains_output(self) -> bool:
+        """Whether the engine can hold an answer to `SamplingParams.structured_outputs`."""
+        return bool(getattr(self.engine, "constrains_output", False))
+
     def check_length(self, prompt: Sequence[int], field: str) -> None:
         """Refuse a prompt that leaves no room for an answer, in the words that clients look for.
 

@@ -8,7 +8,15 @@ from typing import Any
 
 from octavo.engine.outputs import TokenLogprobs
 
-__all__ = ["LOWEST_LOGPROB", "ChatLogprobs", "CompletionLogprobs", "usage"]
+__all__ = [
+    "LOWEST_LOGPROB",
+    "ChatLogprobs",
+    "CompletionLogprobs",
+    "assistant_message",
+    "finish_reason",
+    "mean_logprob",
+    "usage",
+]
 
 # JSON has no infinity; this is what OpenAI's clients expect of an impossible token.
 LOWEST_LOGPROB = -9999.0
@@ -24,6 +32,32 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dic
         "completion_tokens": completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+
+
+def assistant_message(content: str) -> dict[str, Any]:
+    """The message of a chat answer, with every key that clients of several servers look for."""
+    return {
+        "role": "assistant",
+        "content": content,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "reasoning": None,
+        "reasoning_content": None,
+    }
+
+
+def finish_reason(reason: str | None) -> str | None:
+    """A finish reason in OpenAI's words, which have none for an answer that was cut short."""
+    return "length" if reason == "abort" else reason
+
+
+def mean_logprob(entries: Sequence[TokenLogprobs]) -> float:
+    """How likely an answer's tokens are on average; the lowest for no tokens."""
+    if not entries:
+        return LOWEST_LOGPROB
+    return sum(_clamp(entry.logprob) for entry in entries) / len(entries)
 
 
 def _clamp(logprob: float) -> float:

@@ -25,11 +25,20 @@ class ChunkWriter:
         shared = _encode({"id": answer_id, "object": kind, "created": int(time.time()), "model": model})
         self._head = b"data: " + shared[:-1] + b',"choices":['
 
-    def chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-        """Any chunk; `usage` is left out when None."""
+    def chunk(
+        self,
+        choices: list[dict[str, Any]],
+        usage: dict[str, Any] | None = None,
+        prompt_token_ids: list[int] | None = None,
+    ) -> bytes:
+        """Any chunk; what is None is left out."""
         inner = b",".join(_encode(choice) for choice in choices)
-        tail = b"]}\n\n" if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
-        return self._head + inner + tail
+        tail = b"]"
+        if usage is not None:
+            tail += b',"usage":' + _encode(usage)
+        if prompt_token_ids is not None:
+            tail += b',"prompt_token_ids":' + _encode(prompt_token_ids)
+        return self._head + inner + tail + b"}\n\n"
 
     def chat_text(self, choice: int, text: str) -> bytes:
         """A chunk of a chat that adds text and nothing else."""

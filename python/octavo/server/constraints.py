@@ -1,0 +1,154 @@
+"""What a request may hold its output to: one schema, pattern, choice or grammar, under the names of several servers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from octavo.errors import InvalidRequest
+
+__all__ = ["Constraint", "JsonSchema", "ResponseFormat", "StructuredOutputs", "output_constraint"]
+
+MAX_NESTING = 64
+MAX_PATTERN = 1 << 16
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_OPTIONS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class JsonSchema(msgspec.Struct, kw_only=True):
+    """`response_format.json_schema`."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """`response_format`."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None  # llama.cpp's, of json_object
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's `structured_outputs`: exactly one of them."""
+
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    """What an output is to be held to.
+
+    Attributes:
+        field: the request's field that asks for it.
+        kind: in a word.
+        spec: as `SamplingParams.structured_outputs`.
+    """
+
+    field: str
+    kind: str
+    spec: dict[str, Any]
+
+
+class _Fields(Protocol):
+    response_format: ResponseFormat | None
+    structured_outputs: StructuredOutputs | None
+
+
+def output_constraint(request: _Fields) -> Constraint | None:
+    """The one constraint of a request; None for free text.
+
+    Raises:
+        InvalidRequest: more than one, or one that makes no sense; `field` names it.
+    """
+    found = [*_of_format(request), *_of_outputs(request), *_of_guided(request)]
+    if len(found) > 1:
+        fields = " and ".join(constraint.field for constraint in found)
+        raise InvalidRequest(f"{found[1].field}: {fields} cannot be used together; leave one out", found[1].field)
+    for constraint in found:
+        _check(constraint)
+    return found[0] if found else None
+
+
+def _of_format(request: _Fields) -> list[Constraint]:
+    asked = request.response_format
+    if asked is None or asked.type == "text":
+        return []
+    if asked.type == "json_schema":
+        if asked.json_schema is None or asked.json_schema.schema is None:
+            raise InvalidRequest(
+                "response_format.json_schema: is missing; type json_schema needs json_schema.schema",
+                "response_format.json_schema",
+            )
+        return [Constraint("response_format", "json_schema", {"json": asked.json_schema.schema})]
+    if asked.type == "json_object" and asked.schema is not None:
+        return [Constraint("response_format", "json_object", {"json": asked.schema})]
+    return [Constraint("response_format", asked.type, {asked.type: True})]
+
+
+def _of_outputs(request: _Fields) -> list[Constraint]:
+    asked = request.structured_outputs
+    if asked is None:
+        return []
+    given = {option: getattr(asked, option) for option in _OPTIONS if getattr(asked, option) not in (None, False)}
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"structured_outputs: has {len(given)} of {', '.join(_OPTIONS)}; give exactly one", "structured_outputs"
+        )
+    return [Constraint("structured_outputs", next(iter(given)), given)]
+
+
+def _of_guided(request: _Fields) -> list[Constraint]:
+    found = []
+    for field in _GUIDED:
+        value = getattr(request, field)
+        if value is not None:
+            kind = field.removeprefix("guided_")
+            found.append(Constraint(field, kind, {kind: value}))
+    return found
+
+
+def _check(constraint: Constraint) -> None:
+    field = constraint.field
+    for kind, value in constraint.spec.items():
+        if kind == "json":
+            if isinstance(value, str):
+                value = constraint.spec["json"] = _parsed(value, field)
+            if not isinstance(value, dict | bool):
+                raise InvalidRequest(f"{field}: a schema is a JSON object, not a {type(value).__name__}", field)
+            if _too_deep(value):
+                raise InvalidRequest(f"{field}: the schema is nested more than {MAX_NESTING} deep; flatten it", field)
+        elif kind in ("regex", "grammar"):
+            if not value or len(value) > MAX_PATTERN or "\0" in value:
+                raise InvalidRequest(f"{field}: a {kind} is a text of 1 to {MAX_PATTERN} characters without NUL", field)
+        elif kind == "choice" and not (value and all(value)):
+            raise InvalidRequest(f"{field}: give one choice or more, none of them empty", field)
+
+
+def _parsed(text: str, field: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidRequest(f"{field}: is a text that is not JSON; give the schema as an object", field) from None
+
+
+def _too_deep(schema: Any) -> bool:
+    level = [schema]
+    for _ in range(MAX_NESTING):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
