@@ -270,7 +270,7 @@ def test_unknown_model(native: ollama.Client) -> None:
         ({"options": {"num_predict": "many"}}, "options.num_predict"),
         ({"options": {"repeat_penalty": 0}}, "options.repeat_penalty"),
         ({"options": {"stop": 5}}, "options.stop"),
-        ({"options": {"stop": [""]}}, "options.stop"),
+        ({"options": {"stop": [""]}}, "options.stop[0]"),
         ({"options": {"seed": 1e300}}, "options.seed"),
         ({"options": {"num_ctx": []}}, "options.num_ctx"),
         ({"options": {"mirostat": 2}}, "options.mirostat"),

@@ -23,9 +23,12 @@ def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        theirs = names.get(error.field or "")
+        # An element of a list has the list's name before its index.
+        name, bracket, index = (error.field or "").partition("[")
+        theirs = names.get(name)
         if theirs is None:
             raise
+        theirs += bracket + index
         message = str(error)
         if message.startswith(f"{error.field}:"):
             message = theirs + message.removeprefix(str(error.field))

@@ -158,12 +158,7 @@ class _AnswerBody(ModelBody, kw_only=True):
         values["response_format"] = _response_format(self.format)
         with renamed_errors(_NAMES):
             fields = convert(ChatCompletionRequest, values)
-            return fields.sampling_params(
-                served.sampling_defaults,
-                max_tokens=None,
-                logprobs=fields.num_logprobs,
-                max_model_len=served.max_model_len,
-            )
+            return fields.sampling_params(served, max_tokens=None, logprobs=fields.num_logprobs)
 
 
 class ChatBody(_AnswerBody, kw_only=True):

@@ -147,18 +147,26 @@ class SamplingFields(RequestBody, kw_only=True):
                 "truncate_prompt_tokens",
             )
 
-    def sampling_params(self, served: ServedModel, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    def sampling_params(
+        self,
+        served: ServedModel,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> SamplingParams:
         """The request's sampling: its own fields, else what the model's makers recommend, else OpenAI's.
 
         Args:
             served: the model that answers.
             max_tokens: when the request names none.
             logprobs: as `SamplingParams.logprobs`.
+            defaults: in place of what the model's makers recommend.
 
         Raises:
             InvalidRequest: a value out of range, or a constraint that the engine cannot keep.
         """
-        values: dict[str, Any] = dict(served.sampling_defaults)
+        values: dict[str, Any] = dict(served.sampling_defaults if defaults is None else defaults)
         for field in _SAME_NAME:
             value = getattr(self, field)
             if value is not None:
