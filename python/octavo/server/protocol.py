@@ -106,6 +106,7 @@ class SamplingFields(RequestBody, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # there are none to leave out
     priority: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)] | None = None
+    timeout: float | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
     request_id: str | None = None
     # Who asks: decides nothing but which model of an alias answers, so any type will do.
