@@ -269,7 +269,7 @@ def test_model_of_several(server: Running) -> None:
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"max_new_tokens": 254}, "max_new_tokens"),
         ({"stop": ["a"] * 5}, "stop"),
-        ({"stop": [""]}, "stop"),
+        ({"stop": [""]}, "stop[0]"),
         ({"truncate": 0}, "truncate"),
         ({"seed": -1}, "seed"),
         ({"seed": 1 << 64, "do_sample": True}, "seed"),

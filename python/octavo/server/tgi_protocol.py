@@ -203,6 +203,4 @@ class GenerateBody(RequestBody, kw_only=True):
             values["response_format"] = {"type": "json_schema", "json_schema": {"schema": given.grammar.value}}
         with renamed_errors(_NAMES):
             fields = convert(CompletionRequest, values)
-            return fields.sampling_params(
-                {}, max_tokens=None, logprobs=fields.logprobs, max_model_len=served.max_model_len
-            )
+            return fields.sampling_params(served, max_tokens=None, logprobs=fields.logprobs, defaults={})
