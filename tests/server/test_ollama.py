@@ -17,6 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from octavo import __version__
+from octavo.config import EngineConfig
+from octavo.server.auth import KeyRing
+from octavo.server.settings import ServerSettings
+from octavo.server.state import ServerState
 from server_fakes import BROKEN_TOKEN, FakeEngine, answer
 from server_harness import Running
 
@@ -440,3 +444,93 @@ def test_no_body_is_answered_with_a_fault(server: Running, path: str, body: Any)
     assert done.status_code < 500, done.text
     last = json.loads(done.content.splitlines()[-1])
     assert "error" in last if done.status_code != 200 else "error" not in last
+
+
+class Several:
+    """A server with a model that is handed over and one, `other`, that is loaded when asked for."""
+
+    def __init__(self, **options: Any) -> None:
+        self.started: list[FakeEngine] = []
+        self.keys = options.pop("keys", None)
+        pinned = options.pop("pinned", False)
+        state = ServerState(ServerSettings(**options), self._start, self.keys)
+        self.running = Running(FakeEngine(), state)
+        self.url = self.running.url
+        config = EngineConfig(model="somewhere/other", load_format="fake")
+        state.registry.register("other", config, pinned=pinned)
+
+    async def _start(self, config: EngineConfig, progress: Any) -> FakeEngine:
+        self.started.append(FakeEngine())
+        return self.started[-1]
+
+
+@pytest.fixture
+def several() -> Iterator[Callable[..., Several]]:
+    made: list[Several] = []
+
+    def make(**options: Any) -> Several:
+        made.append(Several(**options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.running.stop()
+
+
+def test_load_and_unload(several: Callable[..., Several]) -> None:
+    server = several()
+    with ollama.Client(server.url) as client:
+        assert [model.model for model in client.list().models] == ["fake", "other", "org/alias"]
+        assert client.show("other").modelfile == "FROM somewhere/other\n"
+        assert [model.model for model in client.ps().models] == ["fake", "org/alias"]
+        assert not server.started
+        assert client.generate("other").done_reason == "load"
+        assert [model.model for model in client.ps().models] == ["fake", "other", "org/alias"]
+        assert client.chat("other:latest", [], keep_alive=0).done_reason == "unload"
+        assert server.started[0].closed
+        assert [model.model for model in client.ps().models] == ["fake", "org/alias"]
+        # The next request loads it again, and has waited for that.
+        done = client.chat("other", USER, options={"num_predict": 3})
+        assert done.message.content == answer(3)
+        assert done.load_duration is not None
+        assert done.load_duration > 0
+        assert len(server.started) == 2
+
+
+def test_what_cannot_be_loaded_again_stays(several: Callable[..., Several]) -> None:
+    for server, name in ((several(), "fake"), (several(pinned=True), "other"), (several(autoload=False), "other")):
+        done = post(server, "/api/generate", {"model": name, "keep_alive": "0s"})
+        assert done.status_code == 400
+        assert done.json()["error"].startswith("keep_alive: ")
+    assert post(several(), "/api/generate", {"model": "absent", "keep_alive": 0}).status_code == 404
+
+
+def test_keep_alive_sets_when_an_idle_model_goes(several: Callable[..., Several]) -> None:
+    server = several(idle_unload=1000.0)
+    with ollama.Client(server.url) as client:
+        client.generate("other", "Hi", keep_alive="10m", options={"num_predict": 1})
+        expires = client.ps().models[1].expires_at
+        assert expires is not None
+        assert 500 < (expires - datetime.now(timezone.utc)).total_seconds() <= 600
+        client.generate("other", "Hi", keep_alive=0, options={"num_predict": 1})
+        wait_until(lambda: server.started[0].closed)
+
+
+def test_keep_alive_where_the_operator_keeps_models(several: Callable[..., Several]) -> None:
+    server = several()
+    with ollama.Client(server.url) as client:
+        client.generate("other", "Hi", keep_alive=0, options={"num_predict": 1})
+        time.sleep(0.2)
+        assert not server.started[0].closed
+        assert client.ps().models[1].expires_at == datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
+
+
+def test_unloading_takes_an_admin(several: Callable[..., Several]) -> None:
+    key = "a-key-of-no-great-power-0123456789"
+    server = several(keys=KeyRing(arguments=(key,)))
+    with ollama.Client(server.url, headers={"Authorization": f"Bearer {key}"}) as client:
+        client.generate("other")
+        with pytest.raises(ollama.ResponseError, match="admin") as caught:
+            client.generate("other", keep_alive=0)
+        assert caught.value.status_code == 403
+    assert not server.started[0].closed

@@ -1,35 +1,27 @@
-"""Ollama's API: `/api/chat`, `/api/generate` and what its clients read about models.
+"""Ollama's API: its routes, `/api/chat` and `/api/generate`.
 
 Models are named as everywhere on this server; a client's `:latest` is left off where no model has it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import html
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from octavo._core import __version__
 from octavo.engine.outputs import TokenLogprobs
-from octavo.errors import InvalidRequest, ModelNotServed
 from octavo.sampling_params import SamplingParams
 from octavo.server.exchange import Call, Exchange
 from octavo.server.generation import Answer, pieces
 from octavo.server.http import ErrorFormat
 from octavo.server.messages import flatten
-from octavo.server.ollama_protocol import ChatBody, GenerateBody, ModelBody
+from octavo.server.ollama_models import Reads, load_or_unload, now, refuse, route, set_keep_alive, show
+from octavo.server.ollama_protocol import ChatBody, GenerateBody
 from octavo.server.protocol import decode
-from octavo.server.reads import json_response
 from octavo.server.request_record import RequestRecord
 from octavo.server.served import ServedModel
 from octavo.server.shapes import ChatLogprobs
@@ -45,7 +37,6 @@ _LINES = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_NEVER = "9999-12-31T23:59:59Z"
 # What changes the models on disk; here that is the operator's.
 _REFUSED = (
     ("/api/pull", "POST"),
@@ -73,7 +64,7 @@ class _Errors(ErrorFormat):
 def routes(state: ServerState) -> list[BaseRoute]:
     """All of Ollama's routes, and `GET /`."""
     errors = _Errors()
-    reads = _Reads(state)
+    reads = Reads(state)
 
     def post(process: Any) -> Exchange:
         # curl's own content type for a body is a form's, and Ollama's documentation leaves it at that.
@@ -84,7 +75,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
         Route("/api/chat", post(chat), methods=["POST"]),
         Route("/api/generate", post(generate), methods=["POST"]),
         Route("/api/show", post(show), methods=["POST"]),
-        *(Route(path, post(_refuse), methods=[method]) for path, method in _REFUSED),
+        *(Route(path, post(refuse), methods=[method]) for path, method in _REFUSED),
         Route("/api/tags", reads.tags),
         Route("/api/ps", reads.running),
         Route("/api/version", reads.version),
@@ -98,9 +89,10 @@ async def chat(call: Call) -> None:
     keep_alive = request.keep_alive_seconds
     if not request.messages:
         message = {"role": "assistant", "content": ""}
-        await _load(call, request.model_name, keep_alive, {"message": message})
+        await load_or_unload(call, request.model_name, keep_alive, {"message": message})
         return
-    served = await _route(call, request.model_name)
+    served = await route(call, request.model_name)
+    set_keep_alive(call, served, keep_alive)
     loading = time.monotonic_ns() - began
     params = request.sampling_params(served)
     messages = flatten(request.conversation)
@@ -127,9 +119,10 @@ async def generate(call: Call) -> None:
     request = decode(GenerateBody, call.body)
     keep_alive = request.keep_alive_seconds
     if not request.prompt:
-        await _load(call, request.model_name, keep_alive, {"response": ""})
+        await load_or_unload(call, request.model_name, keep_alive, {"response": ""})
         return
-    served = await _route(call, request.model_name)
+    served = await route(call, request.model_name)
+    set_keep_alive(call, served, keep_alive)
     loading = time.monotonic_ns() - began
     params = request.sampling_params(served)
     prompt = await _prompt(served, request, request.prompt)
@@ -162,28 +155,6 @@ async def _prompt(served: ServedModel, request: GenerateBody, text: str) -> list
     return history + prompt
 
 
-async def _route(call: Call, name: str) -> ServedModel:
-    try:
-        return await call.route(name)
-    except ModelNotServed:
-        pass
-    try:
-        if name.endswith(":latest"):
-            return await call.route(name.removesuffix(":latest"))
-    except ModelNotServed:
-        pass
-    raise ModelNotServed(f"model '{name[:200]}' not found, try pulling it first", "model")
-
-
-async def _load(call: Call, name: str, keep_alive: float | None, empty: dict[str, Any]) -> None:
-    """Answer a request without a prompt, which loads a model or, with a keep_alive of 0, unloads it."""
-    served = await _route(call, name)
-    if keep_alive == 0:
-        raise InvalidRequest("keep_alive: this server keeps its models loaded; leave it out", "keep_alive")
-    del served
-    await call.reply.json({"model": name, "created_at": _now(), **empty, "done": True, "done_reason": "load"})
-
-
 async def _answer(
     call: Call,
     served: ServedModel,
@@ -200,7 +171,7 @@ async def _answer(
     history = [*prompt] if isinstance(request, GenerateBody) and not request.raw else None
 
     def line(text: str, done: bool, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-        shape = {"model": name, "created_at": _now(), **part(text), "done": done}
+        shape = {"model": name, "created_at": now(), **part(text), "done": done}
         if to_logprobs and entries:
             shape["logprobs"] = to_logprobs(entries)["content"]
         return shape
@@ -245,118 +216,3 @@ def _durations(record: RequestRecord, loading: int, submitted: float) -> dict[st
         # Clients divide by it.
         "eval_duration": max(round((record.decode_time or 0.0) * 1e9), 1),
     }
-
-
-async def show(call: Call) -> None:
-    """`POST /api/show`."""
-    served = await _route(call, decode(ModelBody, call.body).model_name)
-    info = served.engine.model
-    details = _details(served)
-    family = details["family"]
-    await call.reply.json(
-        {
-            "license": "",
-            "modelfile": f"FROM {info.name}\n",
-            "parameters": "\n".join(f"{key} {value:g}" for key, value in served.sampling_defaults.items()),
-            "template": "",
-            "details": details,
-            "model_info": {
-                "general.architecture": family,
-                "general.basename": info.name,
-                f"{family}.context_length": served.max_model_len,
-                f"{family}.vocab_size": info.vocab_size,
-                "tokenizer.ggml.eos_token_ids": list(info.eos_token_ids),
-            },
-            "capabilities": ["completion"],
-            "modified_at": _time(served.created),
-        }
-    )
-
-
-async def _refuse(call: Call) -> None:
-    action = call.scope["path"].rsplit("/", 1)[-1]
-    if action.startswith("embed"):
-        raise InvalidRequest(f"{action}: the models of this server generate text; they give no embeddings")
-    raise InvalidRequest(
-        f"{action}: this server serves the models it was started with and changes none; start another with "
-        "`octavo serve NAME`, or ask whoever runs this one"
-    )
-
-
-class _Reads:
-    """The GET routes."""
-
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
-
-    async def index(self, request: Request) -> Response:
-        """`GET /`: what Ollama's clients look for, and an index for everybody else."""
-        if "ollama" in request.headers.get("user-agent", "").lower():
-            return PlainTextResponse("Ollama is running")
-        models = [name for served in self._state.models for name in served.names]
-        links = ["/v1/models", "/health", "/metrics", "/docs", "/openapi.json"]
-        if "text/html" not in request.headers.get("accept", ""):
-            return json_response({"name": "octavo", "version": __version__, "models": models, "links": links})
-        items = "".join(f'<li><a href=".{link}">{link}</a></li>' for link in links)
-        names = "".join(f"<li>{html.escape(name)}</li>" for name in models) or "<li>none yet</li>"
-        page = f"<!doctype html><title>Octavo</title><h1>Octavo {__version__}</h1><ul>{names}</ul><ul>{items}</ul>"
-        return HTMLResponse(page)
-
-    async def tags(self, request: Request) -> Response:
-        """`GET /api/tags`."""
-        return json_response({"models": [_listed(served, name) for served, name in self._named()]})
-
-    async def running(self, request: Request) -> Response:
-        """`GET /api/ps`."""
-        models = []
-        for served, name in self._named():
-            info = served.engine.model
-            extra = {
-                "expires_at": _NEVER,
-                "size_vram": info.weights_bytes + info.kv_bytes if info.device == "cuda" else 0,
-                "context_length": served.max_model_len,
-            }
-            models.append(_listed(served, name) | extra)
-        return json_response({"models": models})
-
-    async def version(self, request: Request) -> Response:
-        """`GET /api/version`."""
-        return json_response({"version": __version__})
-
-    def _named(self) -> list[tuple[ServedModel, str]]:
-        return [(served, name) for served in self._state.models for name in served.names]
-
-
-def _listed(served: ServedModel, name: str) -> dict[str, Any]:
-    info = served.engine.model
-    # Ollama's is of the files; ours tells models apart without reading them.
-    identity = f"{info.name}\n{info.architecture}\n{info.dtype}\n{info.weights_bytes}"
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": _time(served.created),
-        "size": info.weights_bytes,
-        "digest": hashlib.sha256(identity.encode()).hexdigest(),
-        "details": _details(served),
-    }
-
-
-def _details(served: ServedModel) -> dict[str, Any]:
-    info = served.engine.model
-    family = re.sub(r"(For[A-Z]\w*|Model|LMHead\w*)$", "", str(info.architecture)).lower() or "unknown"
-    return {
-        "parent_model": "",
-        "format": "gguf" if str(info.name).lower().endswith(".gguf") else "safetensors",
-        "family": family,
-        "families": [family],
-        "parameter_size": "",
-        "quantization_level": {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}.get(info.dtype, str(info.dtype)),
-    }
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
-
-
-def _now() -> str:
-    return _time(time.time())
