@@ -339,7 +339,7 @@ def test_a_signal_lets_answers_finish(number: signal.Signals) -> None:
 
 
 def test_a_signal_cuts_answers_short_after_the_grace() -> None:
-    options = ("--max-model-len", "100000", "--shutdown-timeout", "0.3")
+    options = ("--max-model-len", "100000", "--shutdown-timeout", "0.3", "--no-access-log")
     with serving("fake", *options, FAKE_ENGINE_DELAY="0.01") as (process, url, _):
         body = json.dumps({"prompt": "Hi", "max_tokens": 90000, "stream": True}).encode()
         request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
