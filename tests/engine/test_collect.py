@@ -121,3 +121,26 @@ def test_the_whole_output_names_prompt_and_answers_in_order() -> None:
     assert [answer.index for answer in output.outputs] == [0, 1]
     assert output.outputs[1].text == "a"
     assert output.num_cached_tokens == 16
+
+
+def test_a_sink_gets_text_until_it_refuses_or_an_answer_ends() -> None:
+    one, taken = state(n=2), list[tuple[int, bytes]]()
+
+    def sink(index: int, text: bytes) -> bool:
+        taken.append((index, text))
+        return text != b"no"
+
+    one.sink = sink
+    assert apply(step({"token": 1, "text": "é"}, {"index": 1, "token": 2}), {1: one}) == []
+    assert taken == [(0, "é".encode()), (1, b"")]
+    # An answer's end is its reader's business; the other answer goes on as before.
+    assert apply(step({"token": 3, "text": "end", "finish": 2}, {"index": 1, "token": 4, "text": "on"}), {1: one}) == [
+        (1, one)
+    ]
+    assert taken[2:] == [(1, b"on")]
+    assert one.take() == [OutputDelta(text="end", token_ids=[3], finish_reason="length")]
+    # What was refused, and all that follows, waits: nothing overtakes it.
+    apply(step({"index": 1, "token": 5, "text": "no"}), {1: one})
+    apply(step({"index": 1, "token": 6, "text": "yes"}), {1: one})
+    assert taken[3:] == [(1, b"no")]
+    assert one.take() == [OutputDelta(index=1, text="noyes", token_ids=[5, 6])]
