@@ -162,6 +162,13 @@ STATS: dict[str, int | float] = {
     "allocations": 30,
     "frees": 14,
     "steps": 7,
+    "host_plan_seconds": 0.5,
+    "host_wait_seconds": 2.25,
+    "slots_held": 256,
+    "slots_unfilled": 64,
+    "step_tokens": 300,
+    "step_tokens_1": 2,
+    "step_tokens_128": 1,
 }
 
 

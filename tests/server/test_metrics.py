@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 
 import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from octavo.errors import ConfigError
+from octavo.server.series import MAX_SERIES, Family
+from octavo.server.settings import ServerSettings
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from server_fakes import FakeEngine
+from server_fakes import BROKEN_TOKEN, FakeEngine
 from server_harness import Running
 
 
@@ -65,3 +77,201 @@ def test_running_requests_show(start: Callable[..., Running]) -> None:
         assert scrape(server)["vllm:num_requests_running"] == 1
         assert 0 < scrape(server)["vllm:generation_tokens_total"] < 100
         stream.close()
+
+
+VLLM_EDGES = {
+    "time_to_first_token_seconds": (
+        ".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
+    ),
+    "inter_token_latency_seconds": ".01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80",
+    "e2e_request_latency_seconds": (
+        ".3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"
+    ),
+    "request_queue_time_seconds": (
+        ".3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"
+    ),
+    "request_prompt_tokens": "1 2 5 10 20 50 100 200 500 1000 2000 5000 10000 20000 50000 100000",
+    "iteration_tokens_total": "1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384",
+}  # fmt: skip
+FINEST = {
+    "time_to_first_token_seconds": 0.001,
+    "inter_token_latency_seconds": 0.0005,
+    "e2e_request_latency_seconds": 0.001,
+    "request_queue_time_seconds": 0.001,
+}
+VLLM_TYPES = {
+    "gauge": "num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc "
+    "engine_sleep_state cache_config_info",
+    "counter": "num_preemptions prompt_tokens prompt_tokens_by_source prompt_tokens_cached generation_tokens "
+    "request_success prefix_cache_queries prefix_cache_hits",
+    "histogram": "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds "
+    "e2e_request_latency_seconds request_queue_time_seconds request_inference_time_seconds "
+    "request_prefill_time_seconds request_decode_time_seconds request_prompt_tokens request_generation_tokens "
+    "request_max_num_generation_tokens request_params_n request_params_max_tokens iteration_tokens_total "
+    "request_prefill_kv_computed_tokens",
+}
+
+
+def families(server: Running) -> dict[str, Metric]:
+    """What is exposed, by family, as Prometheus' own parser reads it."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as response:
+        assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+        return {family.name: family for family in text_string_to_metric_families(response.read().decode())}
+
+
+def labels_of(family: Metric) -> set[str]:
+    return {label for sample in family.samples for label in sample.labels} - {"le"}
+
+
+def test_names_types_and_labels_are_vllms(client: openai.OpenAI, server: Running) -> None:
+    client.completions.create(model="fake", prompt=[72] * 20, max_tokens=10)
+    exposed = families(server)
+    for kind, names in VLLM_TYPES.items():
+        for name in names.split():
+            family = exposed[f"vllm:{name}"]
+            assert family.type == kind, name
+            assert labels_of(family) >= {"model_name", "engine"}, name
+            for sample in family.samples:
+                assert (sample.labels["model_name"], sample.labels["engine"]) == ("fake", "0")
+    more = {"request_success": "finished_reason", "prompt_tokens_by_source": "source"}
+    more |= {"num_requests_waiting_by_reason": "reason", "engine_sleep_state": "sleep_state"}
+    for name, label in more.items():
+        assert labels_of(exposed[f"vllm:{name}"]) == {"model_name", "engine", label}
+    assert labels_of(exposed["vllm:cache_config_info"]) >= {"block_size", "num_gpu_blocks"}
+
+
+def test_edges_are_vllms_and_finer(server: Running) -> None:
+    exposed = families(server)
+    for name, edges in VLLM_EDGES.items():
+        found = {
+            float(sample.labels["le"])
+            for sample in exposed[f"vllm:{name}"].samples
+            if sample.name.endswith("_bucket") and sample.labels["le"] != "+Inf"
+        }
+        assert {float(edge) for edge in edges.split()} <= found, name
+        if name in FINEST:
+            assert min(found) == FINEST[name]
+
+
+def test_a_histogram_adds_up(client: openai.OpenAI, server: Running) -> None:
+    for count in (1, 3, 30):
+        client.completions.create(model="fake", prompt=[72] * count, max_tokens=1)
+    samples = families(server)["vllm:request_prompt_tokens"].samples
+    buckets = {sample.labels["le"]: sample.value for sample in samples if sample.name.endswith("_bucket")}
+    values = list(buckets.values())
+    assert values == sorted(values)
+    assert [buckets[edge] for edge in ("1.0", "2.0", "5.0", "20.0", "50.0", "+Inf")] == [1, 1, 2, 2, 3, 3]
+    assert {sample.name.rsplit("_", 1)[1]: sample.value for sample in samples if "le" not in sample.labels} == {
+        "sum": 34,
+        "count": 3,
+    }
+
+
+def test_random_paths_make_no_series(server: Running) -> None:
+    for index in range(30):
+        for path in (f"/nope/{index}", f"/v1/models/none-{index}", f"/v1/chat/completions?x={index}"):
+            with contextlib.suppress(urllib.error.HTTPError):
+                urllib.request.urlopen(f"{server.url}{path}", timeout=10).close()
+    exposed = families(server)
+    series = {
+        (sample.labels["path"], sample.labels["code"]): sample.value
+        for sample in exposed["octavo_http_requests"].samples
+    }
+    assert series["unmatched", "404"] == 30
+    assert series["/v1/models/{name:path}", "404"] == 30
+    assert series["/v1/chat/completions", "405"] == 30
+    assert len(series) <= 5
+
+
+def test_series_are_bounded() -> None:
+    family = Family("octavo_things", "Things.", "counter", ("name",))
+    for index in range(MAX_SERIES * 2):
+        family.labels(str(index)).inc()
+    lines = [line for line in family.render() if not line.startswith("#")]
+    assert len(lines) == MAX_SERIES + 1
+    assert f'octavo_things_total{{name="other"}} {float(MAX_SERIES)}\n' in lines
+
+
+def test_label_values_are_escaped() -> None:
+    family = Family("octavo_things", "Of a \\ and a\nnewline.", "gauge", ("name",))
+    name = 'a"b\\c\nd\\n'
+    family.labels(name).set(2)
+    (parsed,) = text_string_to_metric_families("".join(family.render()))
+    assert parsed.samples[0].labels == {"name": name}
+    assert parsed.documentation == "Of a \\ and a\nnewline."
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 5))))
+def test_buckets_hold_what_prometheus_client_puts_there(observations: list[tuple[float, int]]) -> None:
+    bounds = (0.001, 0.1, 1.0, 10.0)
+    ours, registry = Family("x", "X.", "histogram", bounds=bounds), CollectorRegistry()
+    theirs = Histogram("x", "X.", buckets=bounds, registry=registry)
+    for value, times in observations:
+        ours.histogram().observe(value, times)
+        for _ in range(times):
+            theirs.observe(value)
+    ours.histogram()
+    (mine,) = text_string_to_metric_families("".join(ours.render()))
+    reference = next(iter(text_string_to_metric_families(generate_latest(registry).decode())))
+    values = {(sample.name, *sample.labels.values()): sample.value for sample in mine.samples}
+    right = {(sample.name, *sample.labels.values()): sample.value for sample in reference.samples}
+    assert values == pytest.approx(right)
+
+
+def test_another_prefix_and_old_names(start: Callable[..., Running]) -> None:
+    server = start(metrics_prefix="octavo_", metrics_old_names=True)
+    exposed = families(server)
+    assert not [name for name in exposed if name.startswith("vllm:")]
+    assert exposed["octavo_num_requests_waiting"].samples[0].value == 3
+    assert exposed["octavo_gpu_cache_usage_perc"].samples[0].value == 0.25
+    assert exposed["octavo_time_per_output_token_seconds"].type == "histogram"
+    with pytest.raises(ConfigError, match="metrics_prefix"):
+        ServerSettings(metrics_prefix="9 ")
+
+
+def test_ends_of_requests_by_reason(start: Callable[..., Running]) -> None:
+    server = start(FakeEngine(delay=0.01))
+    with server.client() as client:
+        client.completions.create(model="fake", prompt=[72], max_tokens=2, n=2)
+        with pytest.raises(openai.InternalServerError):
+            client.completions.create(model="fake", prompt=[BROKEN_TOKEN], max_tokens=2)
+        stream = client.completions.create(model="fake", prompt=[72], max_tokens=200, stream=True)
+        next(iter(stream))
+        stream.close()
+    for _ in range(200):
+        exposed = families(server)
+        ends = {sample.labels["finished_reason"]: sample.value for sample in exposed["vllm:request_success"].samples}
+        if ends["abort"]:
+            break
+        time.sleep(0.01)
+    assert ends == {"stop": 0, "length": 2, "abort": 1, "error": 1}
+    assert exposed["octavo_request_errors"].samples[0].labels == {"code": "internal_error"}
+    assert exposed["octavo_client_disconnects"].samples[0].value == 1
+    assert exposed["octavo_requests_aborted"].samples[0].value == 2
+
+
+def test_what_an_engine_adds_to_its_stats_shows(server: Running) -> None:
+    exposed = families(server)
+    parts = {sample.labels["part"]: sample.value for sample in exposed["octavo_engine_host_seconds"].samples}
+    assert parts == {"plan": 0.5, "wait": 2.25}
+    assert exposed["octavo_kv_cache_fragmentation_ratio"].samples[0].value == 0.25
+    samples = exposed["vllm:iteration_tokens_total"].samples
+    steps = {sample.labels.get("le", sample.name): sample.value for sample in samples}
+    assert (steps["1.0"], steps["64.0"], steps["128.0"], steps["+Inf"]) == (2, 2, 3, 3)
+    assert steps["vllm:iteration_tokens_total_sum"] == 300
+
+
+def test_times_of_a_request_add_up(start: Callable[..., Running]) -> None:
+    server = start(FakeEngine(delay=0.02))
+    with server.client() as client:
+        client.completions.create(model="fake", prompt=[72], max_tokens=10)
+    values = scrape(server)
+    whole, decode = values["vllm:e2e_request_latency_seconds_sum"], values["vllm:request_decode_time_seconds_sum"]
+    prefill, queue = values["vllm:request_prefill_time_seconds_sum"], values["vllm:request_queue_time_seconds_sum"]
+    assert 0.18 <= decode <= whole
+    assert prefill >= 0.02
+    assert values["vllm:request_inference_time_seconds_sum"] == pytest.approx(prefill + decode, abs=1e-6)
+    assert values["vllm:time_to_first_token_seconds_sum"] == pytest.approx(queue + prefill, abs=1e-6)
+    assert values["vllm:inter_token_latency_seconds_sum"] == pytest.approx(decode, abs=1e-6)
+    assert values["vllm:request_time_per_output_token_seconds_sum"] == pytest.approx(decode / 9, abs=1e-6)

@@ -243,7 +243,7 @@ class Metrics:
         for name, text, _ in _OUR_COUNTERS:
             ours(name, text, "counter", _ENGINE)
         ours(
-            "kv_cache_hit_ratio", "Share of looked up prompt tokens that were found, since the start.", "gauge", _ENGINE
+            "prefix_cache_hit_ratio", "Share of looked up prompt tokens that were found, since the start.", "gauge", _ENGINE
         )
         ours("kv_cache_fragmentation_ratio", "Share of held token slots that hold no token yet.", "gauge", _ENGINE)
         ours("engine_host_seconds", "Host time of the engine's steps, by part.", "counter", (*_ENGINE, "part"))
@@ -337,7 +337,7 @@ class Metrics:
             *(name for name, _, _ in (*_ENGINE_GAUGES, *_OUR_GAUGES)),
             *(name for name, _, _ in (*_ENGINE_COUNTERS, *_OUR_COUNTERS)),
             "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc", "engine_sleep_state",
-            "iteration_tokens_total", "kv_cache_hit_ratio", "kv_cache_fragmentation_ratio", "engine_host_seconds",
+            "iteration_tokens_total", "prefix_cache_hit_ratio", "kv_cache_fragmentation_ratio", "engine_host_seconds",
             "engine_restarts", "model_load_seconds", "model_state",
         ):  # fmt: skip
             families[name].clear()
@@ -370,7 +370,7 @@ class Metrics:
         put("kv_cache_usage_perc", stats["blocks_used"] / total)
         for state in _SLEEP_STATES:
             put("engine_sleep_state", float(state == "awake"), state)
-        put("kv_cache_hit_ratio", stats["prefix_hit_tokens"] / max(stats["prefix_query_tokens"], 1))
+        put("prefix_cache_hit_ratio", stats["prefix_hit_tokens"] / max(stats["prefix_query_tokens"], 1))
         if "slots_unfilled" in stats and stats.get("slots_held"):
             put("kv_cache_fragmentation_ratio", stats["slots_unfilled"] / stats["slots_held"])
         for key, value in stats.items():

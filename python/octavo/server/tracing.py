@@ -58,7 +58,7 @@ def trace_of(headers: list[tuple[bytes, bytes]]) -> Trace | None:
     parents = [value for name, value in headers if name == b"traceparent"]
     if len(parents) != 1:
         return None
-    match = _TRACEPARENT.fullmatch(parents[0].strip())
+    match = _TRACEPARENT.fullmatch(parents[0].strip(b" \t"))
     if match is None:
         return None
     version, trace_id, parent_id, flags, rest = match.groups()
