@@ -1,6 +1,6 @@
 """What observing a request costs the API process: a chunk's counting, an access line, a scrape.
 
-    python benches/server/observability_cost.py
+python benches/server/observability_cost.py
 """
 
 from __future__ import annotations

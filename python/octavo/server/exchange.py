@@ -111,12 +111,15 @@ class Call:
 
     def record(self, served: ServedModel, prompt_tokens: int, num_prompts: int = 1) -> RequestRecord:
         """The request's times and counts, from its arrival on."""
+        metrics = self.state.metrics
         record = RequestRecord(
-            self.state.metrics,
+            metrics,
             served.model_label,
             prompt_tokens,
             num_prompts,
+            name=served.name,
             variant=served.version,
+            engine=metrics.engine_label(served.model_label, served.version),
             arrival=self.context.arrival,
         )
         self.context.record = record

@@ -171,6 +171,7 @@ async def pieces(
     complete = False
     try:
         async with call.admission(served, prompts, params) as admission:
+            record.waits(admission)
             deadline = admission.deadline
             whole = whole and deadline is None
             if len(prompts) > 1:

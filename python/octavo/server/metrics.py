@@ -96,24 +96,26 @@ class EngineReading(msgspec.Struct):
     Attributes:
         model_name: label.
         engine: label; tells engines of one model name apart.
+        variant: the model's id in the registry.
         stats: its gauges and counters; None when it did not answer.
         info: constants of the model, as labels of `octavo_model_info`.
         cache_config: constants of its KV cache, as labels of `cache_config_info`.
         state: loading, ready, ...
         restarts: of its process.
         load_seconds: until it was ready.
-        waiting_outside: requests that the server holds back from it.
+        queue: `AdmissionQueue.stats()`, of what the server holds back from it.
     """
 
     model_name: str
     engine: str = "0"
+    variant: str = ""
     stats: Mapping[str, int | float] | None = None
     info: dict[str, str] = {}
     cache_config: dict[str, str] = {}
     state: str = "ready"
     restarts: int = 0
     load_seconds: float | None = None
-    waiting_outside: int = 0
+    queue: Mapping[str, Any] = {}
 
 
 class ModelSeries:
@@ -194,6 +196,7 @@ class Metrics:
         self._families: dict[str, Family] = {}
         self._models: dict[tuple[str, str], ModelSeries] = {}
         self._variants: dict[tuple[str, str], VariantSeries] = {}
+        self._engines: dict[str, dict[str, str]] = {}
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
@@ -243,15 +246,19 @@ class Metrics:
         for name, text, _ in _OUR_COUNTERS:
             ours(name, text, "counter", _ENGINE)
         ours(
-            "prefix_cache_hit_ratio", "Share of looked up prompt tokens that were found, since the start.", "gauge", _ENGINE
+            "prefix_cache_hit_ratio",
+            "Share of looked up prompt tokens that were found, since the start.",
+            "gauge",
+            _ENGINE,
         )
         ours("kv_cache_fragmentation_ratio", "Share of held token slots that hold no token yet.", "gauge", _ENGINE)
         ours("engine_host_seconds", "Host time of the engine's steps, by part.", "counter", (*_ENGINE, "part"))
         ours("engine_restarts", "Times the engine's process was started again.", "counter", _ENGINE)
         ours("model_load_seconds", "From the order to load until it was ready.", "gauge", _ENGINE)
         ours("model_state", "1 for the state the model is in.", "gauge", (*_ENGINE, "state"))
-        ours("queue_requests", "Requests held at the door, by priority class.", "gauge", ("class",))
-        ours("queue_tokens", "Prompt tokens of requests held at the door, by priority class.", "gauge", ("class",))
+        ours("queue_requests", "Prompts held at the door, by priority class.", "gauge", (*_ENGINE, "class"))
+        ours("queue_tokens", "Tokens of prompts held at the door and of their expected answers.", "gauge", _ENGINE)
+        ours("queue_admitted", "Answers let in that have not ended.", "gauge", _ENGINE)
         ours(
             "variant_requests", "Answers that ended, by version and reason.", "counter", (*_VARIANT, "finished_reason")
         )
@@ -289,6 +296,11 @@ class Metrics:
         for counter in (self.client_disconnects, self.deadline_exceeded, self.log_lines_dropped):
             counter.inc(0)
 
+    def engine_label(self, model_name: str, version: str) -> str:
+        """The label that tells an engine from others of its model name: a number, the same as long as we run."""
+        versions = self._engines.setdefault(model_name, {})
+        return versions.setdefault(version, str(len(versions)))
+
     def model(self, model_name: str, engine: str = "0") -> ModelSeries:
         """The series of a model's requests."""
         series = self._models.get((model_name, engine))
@@ -304,26 +316,13 @@ class Metrics:
             series = self._variants[model_name, variant] = VariantSeries(self._families, model_name, variant)
         return series
 
-    def forget(self, model_name: str) -> None:
-        """Drop what keeps a model's series at hand; what it counted stays in view, as counters must not vanish."""
-        for key in [key for key in self._models if key[0] == model_name]:
-            del self._models[key]
-
-    def expose(
-        self, readings: Sequence[EngineReading], queue: Mapping[str, Mapping[str, float]] | None = None
-    ) -> bytes:
+    def expose(self, readings: Sequence[EngineReading]) -> bytes:
         """The text of `/metrics`.
 
         Args:
             readings: of every engine.
-            queue: {priority class: {"requests": n, "tokens": n}} at the door.
         """
         self._take(readings)
-        for name in ("requests", "tokens"):
-            family = self._families[f"queue_{name}"]
-            family.clear()
-            for label, held in (queue or {}).items():
-                family.labels(label).set(held.get(name, 0))
         parts = [line for family in self._families.values() for line in family.render()]
         parts += [line for family, name in self._old for line in family.render(name)]
         parts += self._infos(readings)
@@ -338,7 +337,7 @@ class Metrics:
             *(name for name, _, _ in (*_ENGINE_COUNTERS, *_OUR_COUNTERS)),
             "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc", "engine_sleep_state",
             "iteration_tokens_total", "prefix_cache_hit_ratio", "kv_cache_fragmentation_ratio", "engine_host_seconds",
-            "engine_restarts", "model_load_seconds", "model_state",
+            "engine_restarts", "model_load_seconds", "model_state", "queue_requests", "queue_tokens", "queue_admitted",
         ):  # fmt: skip
             families[name].clear()
         for reading in readings:
@@ -348,8 +347,14 @@ class Metrics:
             families["engine_restarts"].labels(*labels).set(reading.restarts)
             if reading.load_seconds is not None:
                 families["model_load_seconds"].labels(*labels).set(reading.load_seconds)
+            held = int(reading.queue.get("waiting", 0))
+            if reading.queue:
+                for level, waiting in reading.queue["waiting_by_class"].items():
+                    families["queue_requests"].labels(*labels, level).set(waiting)
+                families["queue_tokens"].labels(*labels).set(reading.queue["waiting_tokens"])
+                families["queue_admitted"].labels(*labels).set(reading.queue["in_engine"])
             if reading.stats is not None:
-                self._take_stats(labels, reading.stats, reading.waiting_outside)
+                self._take_stats(labels, reading.stats, held)
 
     def _take_stats(self, labels: tuple[str, str], stats: Mapping[str, Any], outside: int) -> None:
         families = self._families

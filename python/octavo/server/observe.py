@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from octavo.errors import OctavoError
+from octavo.server.entry import ModelEntry, ModelState
 from octavo.server.http import Receive, Scope, Send
 from octavo.server.logs import access_fields, access_log, dropped_lines
 from octavo.server.metrics import EngineReading
@@ -28,9 +29,11 @@ __all__ = ["Observed", "observed", "routes"]
 
 _UNMATCHED = "unmatched"
 _CLIENT_CLOSED = 499
+_AUTH_CODES = frozenset(("invalid_api_key", "insufficient_scope", "host_not_allowed"))
+_REJECTIONS = frozenset(("queue_full", "queue_timeout", "concurrency_exceeded"))
 # Asked every few seconds by machines; they fill no log.
 _QUIET = frozenset(("/health", "/livez", "/readyz", "/ping", "/metrics", "/load"))
-_STATS_TIMEOUT_S = 5.0
+_STATS_TIMEOUT_S = 2.0
 _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -89,7 +92,7 @@ class Observed:
         metrics.http_requests.labels(path, str(status)).inc()
         metrics.http_seconds.histogram(path).observe(time.monotonic() - context.arrival)
         if context.error_code is not None:
-            metrics.request_errors.labels(context.error_code).inc()
+            self._count_error(context, context.error_code)
         if self._state.settings.access_log:
             level = logging.DEBUG if path in _QUIET else logging.INFO
             if access_log.isEnabledFor(level):
@@ -100,6 +103,17 @@ class Observed:
         if spans is not None and path not in _QUIET:
             attributes = span_attributes(context, scope["method"], path, status)
             spans.add(context, f"{scope['method']} {path}", time.time_ns(), attributes, status >= 500)
+
+    def _count_error(self, context: RequestContext, code: str) -> None:
+        metrics = self._state.metrics
+        metrics.request_errors.labels(code).inc()
+        if code in _AUTH_CODES:
+            metrics.auth_failures.labels(code).inc()
+        elif code in _REJECTIONS:
+            model = "" if context.record is None else context.record.model
+            metrics.admission_rejections.labels(model, code).inc()
+            if code == "queue_timeout":
+                metrics.deadline_exceeded.inc()
 
     def template(self, scope: Scope) -> str:
         """The path template of the route that answers; one word for all that there is no route for."""
@@ -114,34 +128,12 @@ def observed(app: ASGIApp, state: ServerState, served_routes: Sequence[BaseRoute
     return Observed(app, state, [path for route in served_routes if (path := getattr(route, "path", None))])
 
 
-async def _reading(served: ServedModel, engine: str) -> EngineReading:
-    """What one engine says; without its stats when it does not answer in time."""
-    stats = None
-    state = "ready"
+async def _stats(served: ServedModel) -> dict[str, int | float] | None:
+    """What an engine says; None when it does not answer in time."""
     try:
-        stats = await asyncio.wait_for(served.engine.stats(), _STATS_TIMEOUT_S)
+        return await asyncio.wait_for(served.engine.stats(), _STATS_TIMEOUT_S)
     except (OctavoError, asyncio.TimeoutError):
-        state = "dead"
-    model = served.engine.model
-    return EngineReading(
-        served.model_label,
-        engine,
-        stats,
-        info={
-            "version": served.version,
-            "root": str(model.name),
-            "architecture": str(model.architecture),
-            "dtype": str(model.dtype),
-            "device": str(model.device),
-            "max_model_len": str(model.max_model_len),
-        },
-        cache_config={
-            "block_size": str(model.block_size),
-            "num_gpu_blocks": str(model.num_blocks),
-            "cache_dtype": str(model.dtype),
-        },
-        state=state,
-    )
+        return None
 
 
 class _Metrics:
@@ -150,15 +142,45 @@ class _Metrics:
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`, for Prometheus."""
-        numbers: dict[str, int] = {}
-        asked = []
-        for served in self._state.models:
-            number = numbers.get(served.model_label, 0)
-            numbers[served.model_label] = number + 1
-            asked.append(_reading(served, str(number)))
-        readings = await asyncio.gather(*asked)
-        self._state.metrics.log_lines_dropped.labels().set(dropped_lines())
-        return Response(self._state.metrics.expose(readings), 200, None, _TEXT_FORMAT)
+        metrics = self._state.metrics
+        readings = await asyncio.gather(*(self._reading(entry) for entry in self._state.registry.entries))
+        metrics.log_lines_dropped.labels().set(dropped_lines())
+        return Response(metrics.expose(readings), 200, None, _TEXT_FORMAT)
+
+    async def _reading(self, entry: ModelEntry) -> EngineReading:
+        metrics = self._state.metrics
+        reading = EngineReading(
+            entry.name, metrics.engine_label(entry.name, entry.id), state=entry.state.value, variant=entry.id
+        )
+        if entry.engine is None:
+            return reading
+        if entry.loaded_at is not None:
+            reading.load_seconds = entry.load_seconds
+        served, model = entry.view(entry.id), entry.engine.model
+        reading.queue = self._state.admission_queue(served).stats()
+        reading.info = {
+            "version": entry.version or "",
+            "root": str(model.name),
+            "architecture": str(model.architecture),
+            "dtype": str(model.dtype),
+            "device": str(model.device),
+            "max_model_len": str(model.max_model_len),
+        }
+        reading.cache_config = {
+            "block_size": str(model.block_size),
+            "num_gpu_blocks": str(model.num_blocks),
+            "cache_dtype": str(model.dtype),
+        }
+        # A supervised engine says where it stands.
+        state: Any = getattr(entry.engine, "state", None)
+        said = state() if callable(state) else None
+        if entry.state is ModelState.READY and said is not None:
+            reading.state = str(said.name)
+        elif entry.state is ModelState.READY and not entry.healthy():
+            reading.state = "dead"
+        reading.restarts = int(getattr(said, "restarts", 0))
+        reading.stats = await _stats(served)
+        return reading
 
 
 def routes(state: ServerState) -> list[BaseRoute]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from octavo.engine.outputs import OutputDelta
     from octavo.sampling_params import SamplingParams
+    from octavo.server.admission import Admission
     from octavo.server.metrics import Metrics
 
 __all__ = ["RequestRecord"]
@@ -29,6 +30,7 @@ class RequestRecord:
         num_prompts: of the request.
         name: the name the request asked for, where it is another.
         variant: the version that answers.
+        engine: label, of the engine that answers.
         arrival: `time.monotonic()` when the request came; now when None.
 
     Attributes:
@@ -37,9 +39,9 @@ class RequestRecord:
     """
 
     __slots__ = (
-        "_admitted", "_arrival", "_cached", "_ended", "_finish_reasons", "_first", "_gap_bounds", "_gap_counts",
-        "_gaps", "_generated", "_last", "_last_at", "_metrics", "_num_answers", "_params", "_series", "_tokens",
-        "_variant", "completion_tokens", "model", "name", "prompt_tokens", "variant",
+        "_admission", "_arrival", "_began", "_cached", "_ended", "_finish_reasons", "_first", "_gap_bounds",
+        "_gap_counts", "_gaps", "_generated", "_last", "_last_at", "_metrics", "_num_answers", "_params", "_series",
+        "_tokens", "_variant", "completion_tokens", "model", "name", "prompt_tokens", "variant",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +53,7 @@ class RequestRecord:
         *,
         name: str | None = None,
         variant: str | None = None,
+        engine: str = "0",
         arrival: float | None = None,
     ) -> None:
         self._metrics = metrics
@@ -61,7 +64,8 @@ class RequestRecord:
         self.completion_tokens = 0
         self._cached = [0] * num_prompts
         self._arrival = _now() if arrival is None else arrival
-        self._admitted = 0.0
+        self._began = 0.0
+        self._admission: Admission | None = None
         self._first = 0.0
         self._ended = 0.0
         self._last: dict[int, float] = {}
@@ -70,7 +74,7 @@ class RequestRecord:
         self._finish_reasons: list[str] = []
         self._params: SamplingParams | None = None
         self._num_answers = num_prompts
-        self._series = series = metrics.model(model)
+        self._series = series = metrics.model(model, engine)
         self._variant = None if variant is None else metrics.variant(self.name, variant)
         self._generated = series.generation_tokens
         self._gaps = series.inter_token
@@ -82,11 +86,17 @@ class RequestRecord:
     def begin(self, params: SamplingParams) -> None:
         """What it asks for; once, before it is submitted."""
         self._params = params
+        self._began = _now()
         self._num_answers = len(self._cached) * params.n
 
-    def admitted(self) -> None:
-        """It may go to the engine: waiting at the door ends here."""
-        self._admitted = _now()
+    def waits(self, admission: Admission) -> None:
+        """What says, once the request may go to the engine, how long it waited for that."""
+        self._admission = admission
+
+    @property
+    def _admitted(self) -> float:
+        """When it went to the engine."""
+        return (self._began or self._arrival) + (self.queue_time or 0.0)
 
     def add(self, prompt: int, choice: int, delta: OutputDelta) -> None:
         """Count a piece of answer `choice`, of prompt `prompt`."""
@@ -149,10 +159,13 @@ class RequestRecord:
         """The whole request is answered."""
         self._ended = now = _now()
         series, arrival, first = self._series, self._arrival, self._first or now
-        admitted = self._admitted or arrival
+        admitted = self._admitted
         last = self._last_at or now
+        deadline = None if self._admission is None else self._admission.deadline
+        if deadline is not None and deadline.passed:
+            self._metrics.deadline_exceeded.inc()
         series.e2e.observe(now - arrival)
-        series.queue.observe(admitted - arrival)
+        series.queue.observe(self.queue_time or 0.0)
         series.prefill.observe(max(first - admitted, 0.0))
         series.decode.observe(last - first if self._first else 0.0)
         series.inference.observe(max(last - admitted, 0.0))
@@ -210,8 +223,8 @@ class RequestRecord:
 
     @property
     def queue_time(self) -> float | None:
-        """Seconds from arrival to admission; None before."""
-        return self._admitted - self._arrival if self._admitted else None
+        """Seconds that it waited for its turn; None where it did not come to that."""
+        return None if self._admission is None else self._admission.waited
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -221,7 +234,7 @@ class RequestRecord:
     @property
     def prefill_time(self) -> float | None:
         """Seconds from admission to the first token; None before."""
-        return self._first - (self._admitted or self._arrival) if self._first else None
+        return self._first - self._admitted if self._first else None
 
     @property
     def decode_time(self) -> float | None:
@@ -239,7 +252,7 @@ class RequestRecord:
     @property
     def inference_time(self) -> float | None:
         """Seconds from admission to the last token so far; None before the first."""
-        return self._last_at - (self._admitted or self._arrival) if self._first else None
+        return self._last_at - self._admitted if self._first else None
 
     @property
     def latency(self) -> float | None:
