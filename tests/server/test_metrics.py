@@ -250,7 +250,7 @@ def test_ends_of_requests_by_reason(start: Callable[..., Running]) -> None:
     for _ in range(200):
         exposed = families(server)
         ends = {sample.labels["finished_reason"]: sample.value for sample in exposed["vllm:request_success"].samples}
-        if ends["abort"]:
+        if ends["abort"] and exposed["octavo_client_disconnects"].samples[0].value:
             break
         time.sleep(0.01)
     assert ends == {"stop": 0, "length": 2, "abort": 1, "error": 1}
