@@ -1,0 +1,131 @@
+"""A whole server whose engine dies or hangs, whose queue is full, whose clients leave, that is told to end.
+
+Whatever happens, every client gets an answer or is told that it gets none, and no block of the KV cache is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from server_process import Outcome, ServerProcess, ask, request_bytes
+
+Serve = Callable[..., ServerProcess]
+LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "stream": True}
+
+
+def check_answered(outcomes: list[Outcome]) -> None:
+    assert [outcome for outcome in outcomes if not outcome.is_answered] == []
+
+
+async def under_way(server: ServerProcess, count: int, whole: int = 0) -> list[asyncio.Task[Outcome]]:
+    """`count` long streams that have begun, and `whole` requests for an answer in one piece."""
+    begun = 0
+
+    def on_first() -> None:
+        nonlocal begun
+        begun += 1
+
+    tasks = [asyncio.ensure_future(ask(server.port, LONG, on_first=on_first)) for _ in range(count)]
+    tasks += [asyncio.ensure_future(ask(server.port, LONG | {"stream": False})) for _ in range(whole)]
+    end = time.monotonic() + 20
+    while begun < count:
+        assert time.monotonic() < end, f"{begun} of {count} streams have begun"
+        await asyncio.sleep(0.01)
+    return tasks
+
+
+def test_the_engine_stands_still_for_a_while(serve: Serve) -> None:
+    """Nobody is thrown out for a pause that ends."""
+    server = serve("fake?step_ms=2&end_after=300")
+
+    async def run() -> list[Outcome]:
+        tasks = await under_way(server, 16)
+        worker = server.worker
+        worker.suspend()
+        await asyncio.sleep(1.0)
+        assert not any(task.done() for task in tasks)
+        worker.resume()
+        return await asyncio.gather(*tasks)
+
+    outcomes = asyncio.run(run())
+    check_answered(outcomes)
+    assert all(outcome.error is None for outcome in outcomes)
+    server.check_all_free()
+    server.stop()
+
+
+def test_the_queue_is_full(serve: Serve) -> None:
+    server = serve("fake?step_ms=2&end_after=50", ["--max-engine-requests", "8", "--max-queue-requests", "16"])
+
+    async def run() -> list[Outcome]:
+        payloads = [LONG | {"max_tokens": 60, "stream": number % 2 == 0} for number in range(200)]
+        return await asyncio.gather(*(ask(server.port, payload) for payload in payloads))
+
+    outcomes = asyncio.run(run())
+    check_answered(outcomes)
+    statuses = Counter(outcome.status for outcome in outcomes)
+    assert set(statuses) == {200, 503}
+    assert statuses[200] >= 24
+    refused = [outcome for outcome in outcomes if outcome.status == 503]
+    assert {outcome.error["code"] for outcome in refused if outcome.error} == {"queue_full"}
+    assert all(int(outcome.headers["retry-after"]) >= 1 for outcome in refused)
+    server.check_all_free()
+    server.check_serves()
+    server.stop()
+
+
+def test_a_thousand_clients_leave(serve: Serve) -> None:
+    server = serve("fake?step_ms=2", ["--max-num-seqs", "64"])
+    request = request_bytes("/v1/completions", LONG)
+    for wave in range(4):
+        connections = []
+        for _ in range(250):
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+            connection.sendall(request)
+            connections.append(connection)
+        # Some leave while they wait, some in the middle of their stream, some without a word.
+        for number, connection in enumerate(connections):
+            if number % 4 == wave % 4 and number < 60:
+                assert connection.recv(100)
+            if number % 3 == 0:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            connection.close()
+    server.check_all_free(20)
+    server.check_serves()
+    samples = server.metrics()
+    assert samples["octavo_client_disconnects_total"] >= 900
+    server.stop()
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_the_server_is_told_to_end_under_load(serve: Serve, signals: int) -> None:
+    # Half of the streams are short enough to end within the time that one signal leaves them.
+    server = serve("fake?step_ms=5", ["--shutdown-timeout", "3"])
+
+    async def run() -> tuple[list[Outcome], list[Outcome], float]:
+        tasks = await under_way(server, 16, whole=4)
+        short = [asyncio.ensure_future(ask(server.port, LONG | {"max_tokens": 40})) for _ in range(16)]
+        await asyncio.sleep(0.05)
+        server.signal(signal.SIGTERM)
+        began = time.monotonic()
+        if signals == 2:
+            await asyncio.sleep(0.3)
+            server.signal(signal.SIGTERM)
+        return await asyncio.gather(*short), await asyncio.gather(*tasks), time.monotonic() - began
+
+    short, outcomes, seconds = asyncio.run(run())
+    check_answered(outcomes)
+    assert all(outcome.error is not None for outcome in outcomes)
+    assert server.wait(15) == 0
+    if signals == 1:
+        check_answered(short)
+        assert all(outcome.error is None for outcome in short), short
+        assert seconds >= 2.5
+    else:
+        assert seconds < 2.5
