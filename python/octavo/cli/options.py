@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from octavo.errors import ConfigError
+from octavo.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["config_arguments", "engine_options", "parse_bytes"]
 
 _PANEL = "Engine"
-_UNITS = {"": 1}
-for _power, _letter in enumerate("kmgt", 1):
-    _UNITS |= {_letter: 1000**_power, f"{_letter}i": 1024**_power}
 
 
 def _option(kind: Any, default: Any, *names: str, text: str) -> inspect.Parameter:
@@ -71,20 +69,6 @@ _OPTIONS = (
     _option(bool, False, "--trust-remote-code", text="Refused: Octavo never runs code from model files."),
 )
 _CONFIG_NAMES = {"num_gpu_blocks_override": "num_blocks"}
-
-
-def parse_bytes(text: str, field: str) -> int:
-    """Bytes from `1073741824`, `512MiB` or `2GB`.
-
-    Raises:
-        ConfigError: naming `field`.
-    """
-    number = text.strip().lower().removesuffix("b")
-    unit = number.lstrip("0123456789.")
-    try:
-        return round(float(number.removesuffix(unit) if unit else number) * _UNITS[unit.strip()])
-    except (KeyError, ValueError, OverflowError):
-        raise ConfigError(f"{field}: {text!r} is no size; give bytes, or such as 512MiB or 2GB") from None
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:

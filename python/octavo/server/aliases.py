@@ -11,7 +11,7 @@ from octavo.errors import ConfigError
 
 __all__ = ["Alias", "check_name", "parse_aliases"]
 
-_MAX_NAME = 200
+_MAX_NAME = 512
 _MAX_TARGETS = 64
 
 
@@ -21,11 +21,8 @@ def check_name(name: str, field: str) -> str:
     Raises:
         ConfigError: naming `field`.
     """
-    if not name or len(name) > _MAX_NAME or not name.isascii() or not name.isprintable() or " " in name:
-        raise ConfigError(
-            f"{field}: {name[:80]!r} is no name for a model; give 1 to {_MAX_NAME} printable ASCII characters and no "
-            "spaces"
-        )
+    if not name.strip() or len(name) > _MAX_NAME or not name.isprintable():
+        raise ConfigError(f"{field}: {name[:80]!r} is no name for a model; give 1 to {_MAX_NAME} printable characters")
     return name
 
 

@@ -13,7 +13,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
 from octavo.server.errors import EngineLoading, ModelUnavailable
-from octavo.server.served import ClosableEngine, ServedModel
+from octavo.server.served import ClosableEngine, ServedModel, split_id
 
 __all__ = ["LoadProgress", "ModelEntry", "ModelState"]
 
@@ -101,12 +101,12 @@ class ModelEntry:
     @property
     def name(self) -> str:
         """The id without its version."""
-        return self.id.partition("@")[0]
+        return split_id(self.id)[0]
 
     @property
     def version(self) -> str | None:
         """What follows the `@`."""
-        return self.id.partition("@")[2] or None
+        return split_id(self.id)[1]
 
     @property
     def num_waiting(self) -> int:

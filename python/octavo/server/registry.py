@@ -17,7 +17,7 @@ from octavo.server.aliases import Alias
 from octavo.server.catalog import Catalog, quoted
 from octavo.server.entry import ModelEntry, ModelState
 from octavo.server.errors import EngineLoading, ModelUnavailable
-from octavo.server.served import ClosableEngine, ServedModel
+from octavo.server.served import ClosableEngine, ServedModel, split_id
 from octavo.server.settings import ServerSettings
 
 __all__ = ["ModelRegistry", "StartEngine", "start_async_engine"]
@@ -308,7 +308,7 @@ class ModelRegistry(Catalog):
         async with self._swap_lock:
             before = self._pointer(name)
             if to is None:
-                to = self._next_version(name.partition("@")[0])
+                to = self._next_version(split_id(name)[0])
             if config is None and to not in self._entries:
                 raise self._unknown(to)
             after = {to: 1.0}

@@ -16,10 +16,16 @@ if TYPE_CHECKING:
     from octavo.engine.collect import Sink
     from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["ClosableEngine", "Engine", "ServedModel"]
+__all__ = ["ClosableEngine", "Engine", "ServedModel", "split_id"]
 
 # Templates and tokenizing leave the event loop; the tokenizers crate releases the GIL.
 _text_threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-text")
+
+
+def split_id(id: str) -> tuple[str, str | None]:
+    """A model id's name and version: `m@v1` gives `m` and `v1`; an `@` within a path parts nothing."""
+    name, at, version = id.rpartition("@")
+    return (name, version) if at and name and version and "/" not in version else (id, None)
 
 
 class Engine(Protocol):
@@ -87,7 +93,7 @@ class ServedModel:
         self.names = tuple(names) or (str(engine.model.name),)
         self.name = self.names[0]
         self.version = version or self.name
-        self.model_label = self.version.partition("@")[0]
+        self.model_label = split_id(self.version)[0]
         self.created = int(time.time()) if created is None else created
 
     @property

@@ -1,0 +1,287 @@
+"""A server from one file: its settings, its models and their names, in TOML.
+
+[server]
+host = "0.0.0.0"
+port = 8000
+max_loaded_models = 2
+
+[defaults]                     # engine settings of every model
+max_num_seqs = 64
+
+[models."chat@v1"]
+model = "/models/chat-v1"      # as `octavo serve MODEL`
+kv_cache_memory = "4GiB"       # any engine setting
+
+[models."chat@v2"]
+model = "/models/chat-v2"
+autostart = false              # loaded when it is asked for
+keep_alive = 600
+
+[aliases]
+gpt = "chat@v1"
+chat = { "chat@v1" = 90, "chat@v2" = 10 }
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.server.aliases import Alias, parse_aliases
+from octavo.server.settings import ServerSettings
+from octavo.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from octavo.server.registry import ModelRegistry
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["LISTEN_FIELDS", "ModelPlan", "ServeFile", "divide_memory", "engine_config", "populate", "read_serve_file"]
+
+_MAX_FILE_BYTES = 1 << 20
+_SIZES = ("kv_cache_memory", "model_memory")
+_SECTIONS = ("server", "defaults", "models", "aliases")
+
+LISTEN_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "host": str,
+    "port": int,
+    "admin_host": str,
+    "admin_port": int,
+    "shutdown_timeout": (int, float),
+    "drain_delay": (int, float),
+    "log_format": str,
+    "log_level": str,
+    "api_key_file": str,
+}
+"""What `[server]` may hold besides `ServerSettings`: the command's own options."""
+
+
+class ModelPlan(msgspec.Struct, kw_only=True):
+    """A model to be registered.
+
+    Attributes:
+        id: `name@version` or `name`.
+        config: of its engine.
+        aliases: further names.
+        autostart: load it before the server is ready; else when it is asked for.
+        keep_alive: idle seconds after which it is unloaded; None: the server's setting, negative: never.
+        pinned: never unload it to make room.
+    """
+
+    id: str
+    config: EngineConfig
+    aliases: tuple[str, ...] = ()
+    autostart: bool = True
+    keep_alive: float | None = None
+    pinned: bool = False
+
+
+class ServeFile(msgspec.Struct, kw_only=True):
+    """What a file says.
+
+    Attributes:
+        listen: values of `LISTEN_FIELDS`.
+        settings: fields of `ServerSettings`.
+        models: in the file's order.
+        aliases: by name.
+    """
+
+    listen: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    models: list[ModelPlan] = []
+    aliases: dict[str, Alias] = {}
+
+
+class _ModelSection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    aliases: tuple[str, ...] = ()
+    autostart: bool = True
+    keep_alive: float | None = None
+    pinned: bool = False
+
+
+def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
+    """An engine's settings from a file or a request; sizes may be texts such as `512MiB`.
+
+    Raises:
+        ConfigError: naming the setting, its value and the remedy.
+    """
+    return EngineConfig.of(**_with_sizes(settings))
+
+
+def read_serve_file(path: str | Path, flags: Mapping[str, Any] | None = None) -> ServeFile:
+    """Read and check a file.
+
+    Args:
+        path: of the file.
+        flags: engine settings from elsewhere, between the file's defaults and each model's own.
+
+    Raises:
+        ConfigError: naming the file, the key, its value and the remedy.
+    """
+    document = _parse(Path(path))
+    try:
+        _known("", document, _SECTIONS)
+        server = _table(document, "server")
+        _known("server.", server, (*LISTEN_FIELDS, *ServerSettings.__struct_fields__))
+        listen = {key: _listen_value(key, server[key]) for key in LISTEN_FIELDS if key in server}
+        settings = {key: value for key, value in server.items() if key in ServerSettings.__struct_fields__}
+        settings = _under("server.", lambda: _settings(settings))
+        defaults = _table(document, "defaults")
+        _known("defaults.", defaults, _engine_fields())
+        shared = {**defaults, **(flags or {})}
+        models = [_model(id, section, shared) for id, section in _table(document, "models").items()]
+        aliases = parse_aliases(_table(document, "aliases"))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return ServeFile(listen=listen, settings=settings, models=models, aliases=aliases)
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:
+            raise ConfigError(f"config: {path} is longer than {_MAX_FILE_BYTES} bytes")
+        document: dict[str, Any] = tomllib.loads(data.decode())
+    except OSError as error:
+        raise ConfigError(f"config: {path} cannot be read ({error.strerror}); name a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config: {path} is no TOML: {error}") from None
+    return document
+
+
+def _table(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = document.get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name}: {table!r} is no table; write [{name}]")
+    return table
+
+
+def _known(place: str, table: Mapping[str, Any], names: Sequence[str]) -> None:
+    for key in table:
+        if key not in names:
+            close = difflib.get_close_matches(key, names, 1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+            raise ConfigError(f"{place}{key}: there is no such key; {hint}")
+
+
+def _under(place: str, work: Any) -> Any:
+    try:
+        return work()
+    except ConfigError as error:
+        raise ConfigError(f"{place}{error}") from None
+
+
+def _listen_value(key: str, value: Any) -> Any:
+    wanted = LISTEN_FIELDS[key]
+    if isinstance(value, bool) or not isinstance(value, wanted):
+        kind = "a text in quotes" if wanted is str else "a whole number" if wanted is int else "a number"
+        raise ConfigError(f"server.{key}: {value!r} is not {kind}")
+    return value
+
+
+def _settings(values: dict[str, Any]) -> dict[str, Any]:
+    values = _with_sizes(values)
+    try:
+        checked = msgspec.convert(values, ServerSettings)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        raise ConfigError(str(error)) from None
+    return {key: getattr(checked, key) for key in values}
+
+
+def _with_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: parse_bytes(value, key) if key in _SIZES and isinstance(value, str) else value
+        for key, value in values.items()
+    }
+
+
+def _engine_fields() -> tuple[str, ...]:
+    return tuple(name for name in EngineConfig.__struct_fields__ if name not in ("model", "served_model_name"))
+
+
+def _model(id: str, section: Any, shared: Mapping[str, Any]) -> ModelPlan:
+    place = f"models.{id}"
+    if not isinstance(section, dict):
+        raise ConfigError(f'{place}: {section!r} is no table; write [models."{id}"] and model = "..." under it')
+    own = _ModelSection.__struct_fields__
+    _known(f"{place}.", section, (*own, *_engine_fields()))
+    try:
+        plan = msgspec.convert({key: value for key, value in section.items() if key in own}, _ModelSection)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    engine = {key: value for key, value in section.items() if key not in own}
+    config = _under(f"{place}.", lambda: engine_config({**shared, **engine, "model": plan.model}))
+    return ModelPlan(
+        id=id,
+        config=config,
+        aliases=plan.aliases,
+        autostart=plan.autostart,
+        keep_alive=plan.keep_alive,
+        pinned=plan.pinned,
+    )
+
+
+def divide_memory(plans: list[ModelPlan], most: int | None = None) -> list[ModelPlan]:
+    """Models that say nothing of memory share it: each load takes its part of what is free by then.
+
+    Without this the first of several models on one device would leave nothing to the next.
+
+    Args:
+        plans: in the order of loading.
+        most: models that are loaded at once.
+    """
+    default = EngineConfig(model="demo").gpu_memory_utilization
+    silent = [
+        plan
+        for plan in plans
+        if plan.autostart and plan.config.kv_cache_memory is None and plan.config.gpu_memory_utilization == default
+    ]
+    count = min(len(silent), most or len(silent))
+    if count < 2:
+        return plans
+    shares = {}
+    for place, plan in enumerate(silent):
+        # Of the whole that was free at first each is to get default / count.
+        taken = min(place, count - 1) * default / count
+        shares[plan.id] = round(default / count / (1 - taken), 4)
+    return [
+        msgspec.structs.replace(
+            plan, config=msgspec.structs.replace(plan.config, gpu_memory_utilization=shares[plan.id])
+        )
+        if plan.id in shares
+        else plan
+        for plan in plans
+    ]
+
+
+def populate(registry: ModelRegistry, plans: Sequence[ModelPlan], aliases: Mapping[str, Alias]) -> None:
+    """Make models and aliases known to a registry.
+
+    Raises:
+        ConfigError: an id or alias given twice, or an alias for a model that is not there.
+    """
+    table: dict[str, Alias] = {}
+    for plan in plans:
+        if any(plan.id == entry.id for entry in registry.entries):
+            raise ConfigError(f"models: `{plan.id}` is given twice; write NAME=MODEL to tell models apart")
+        registry.register(plan.id, plan.config, keep_alive=plan.keep_alive, pinned=plan.pinned, at_start=plan.autostart)
+        for name in plan.aliases:
+            if name in table:
+                raise ConfigError(f"aliases: `{name}` is given to two models; use a table of weights under [aliases]")
+            table[name] = Alias(name, {plan.id: 1})
+    known = {name: Alias(name, weights) for name, weights in registry.aliases.items()}
+    registry.set_aliases({**known, **table, **aliases})
