@@ -59,9 +59,21 @@ def _root(
 @engine_options
 @server_options
 def serve(
-    model: Model,
+    context: typer.Context,
     config: EngineConfig,
     settings: ServerSettings,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=]MODEL...",
+            help="`demo`, a folder, a .gguf file or a Hugging Face repository, each with a name in the API if need be, "
+            "such as chat@v1=FOLDER.",
+        ),
+    ] = None,
+    config_file: Annotated[
+        str | None,
+        typer.Option("--config", help="TOML file of the server, its models and aliases; options go before it."),
+    ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8000,
     served_model_name: Annotated[
@@ -70,7 +82,28 @@ def serve(
     ] = None,
     shutdown_timeout: Annotated[
         float, typer.Option("--shutdown-timeout", min=0, help="Seconds that running answers get at the end.")
-    ] = 5.0,
+    ] = 30.0,
+    drain_delay: Annotated[
+        float | None,
+        typer.Option(
+            "--drain-delay",
+            min=0,
+            help="Seconds after SIGTERM in which /readyz is 503 and requests are still taken; 5, on a terminal 0.",
+        ),
+    ] = None,
+    admin_port: Annotated[
+        int | None,
+        typer.Option(
+            "--admin-port",
+            min=0,
+            max=65535,
+            help="Load, unload and swap models through a listener of its own, with the key of OCTAVO_ADMIN_KEY.",
+            rich_help_panel="Models",
+        ),
+    ] = None,
+    admin_host: Annotated[
+        str, typer.Option("--admin-host", help="Address of that listener.", rich_help_panel="Models")
+    ] = "127.0.0.1",
     uvicorn_log_level: Annotated[
         str, typer.Option("--uvicorn-log-level", help="critical, error, warning, info, debug or trace.")
     ] = "warning",
@@ -99,14 +132,28 @@ def serve(
         typer.Option("--insecure", help="Answer other machines without API keys.", rich_help_panel="Security"),
     ] = False,
 ) -> None:
-    """Serve a model over the OpenAI API."""
-    from octavo.cli.keys import key_ring
+    """Serve models over the OpenAI API."""
     from octavo.cli.serve import serve_command
+    from octavo.cli.serve_plan import ServeOptions
 
-    keys = key_ring(api_key_file, api_key)
-    serve_command(
-        config, settings, host, port, shutdown_timeout, uvicorn_log_level, log_format, log_level, keys, insecure
+    options = ServeOptions(
+        host=host,
+        port=port,
+        admin_host=admin_host,
+        admin_port=admin_port,
+        shutdown_timeout=shutdown_timeout,
+        drain_delay=drain_delay,
+        uvicorn_log_level=uvicorn_log_level,
+        log_format=log_format,
+        log_level=log_level,
+        api_key_file=api_key_file,
+        api_key=tuple(api_key or ()),
+        insecure=insecure,
     )
+    given = {
+        name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }
+    serve_command(models or [], config_file, config, settings, options, given)
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -15,7 +15,7 @@ from octavo.sizes import parse_bytes
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
 
-__all__ = ["config_arguments", "engine_options", "parse_bytes"]
+__all__ = ["config_arguments", "engine_options", "given_settings", "parse_bytes"]
 
 _PANEL = "Engine"
 
@@ -68,6 +68,7 @@ _OPTIONS = (
     _option(int | None, None, "--num-threads", text="CPU threads; the physical cores when left out."),
     _option(bool, False, "--trust-remote-code", text="Refused: Octavo never runs code from model files."),
 )
+_NO_MODEL = "demo"  # of a command that names several: it replaces it
 _CONFIG_NAMES = {"num_gpu_blocks_override": "num_blocks"}
 
 
@@ -114,6 +115,17 @@ def config_arguments(config: EngineConfig) -> list[str]:
     return arguments
 
 
+def given_settings(config: EngineConfig, given: Container[str]) -> dict[str, Any]:
+    """The engine settings that the command line names, by field.
+
+    Args:
+        config: of the command line.
+        given: parameters that were given.
+    """
+    fields = [_CONFIG_NAMES.get(option.name, option.name) for option in _OPTIONS if option.name in given]
+    return {field: getattr(config, field) for field in fields}
+
+
 def _config(arguments: dict[str, Any], settings: dict[str, Any]) -> EngineConfig:
     from octavo.config import EngineConfig
 
@@ -128,4 +140,4 @@ def _config(arguments: dict[str, Any], settings: dict[str, Any]) -> EngineConfig
     if settings["kv_cache_memory"] is not None:
         settings["kv_cache_memory"] = parse_bytes(settings["kv_cache_memory"], "kv_cache_memory")
     names = arguments.get("served_model_name") or ()
-    return EngineConfig(model=arguments["model"], served_model_name=tuple(names), **settings)
+    return EngineConfig(model=arguments.get("model", _NO_MODEL), served_model_name=tuple(names), **settings)

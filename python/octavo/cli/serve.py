@@ -3,104 +3,173 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import msgspec
 import typer
 
 from octavo.cli.console import loading_progress
+from octavo.cli.keys import key_ring
+from octavo.cli.serve_plan import ServeOptions, ServePlan, plan_serve
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.server.hosts import check_exposure, check_settings
 from octavo.server.listen import bind
 from octavo.server.logs import configure_logging
+from octavo.server.starting import Progress, start_engine
 
 if TYPE_CHECKING:
+    from octavo.engine.async_engine import AsyncEngine
+    from octavo.server.admin import AdminKeys
     from octavo.server.auth import KeyRing
+    from octavo.server.registry import ModelRegistry
     from octavo.server.served import ServedModel
     from octavo.server.settings import ServerSettings
 
 __all__ = ["serve_command"]
 
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+_DRAIN_DELAY_S = 5.0
 
 
 def serve_command(
+    models: Sequence[str],
+    file: str | None,
     config: EngineConfig,
     settings: ServerSettings,
-    host: str,
-    port: int,
-    shutdown_timeout: float,
-    uvicorn_log_level: str,
-    log_format: str,
-    log_level: str,
-    keys: KeyRing,
-    insecure: bool,
+    options: ServeOptions,
+    given: Container[str],
 ) -> None:
-    """Take the port, load the model, serve until a signal.
+    """Take the ports, load the models, serve until a signal.
+
+    Args:
+        models: `[NAME=]MODEL` each.
+        file: path of a TOML file.
+        config: engine settings of the command line.
+        settings: of the command line.
+        options: of the command line.
+        given: parameters of the command line that were given; the others are the file's to say.
 
     Raises:
-        OctavoError: the port is taken or would be open to all, or the model cannot be loaded.
+        OctavoError: a port is taken or would be open to all, or a model cannot be loaded.
     """
-    if uvicorn_log_level not in _LOG_LEVELS:
-        raise ConfigError(f"uvicorn_log_level: {uvicorn_log_level!r} is not one of {', '.join(_LOG_LEVELS)}")
-    configure_logging(log_format, log_level)
-    settings = msgspec.structs.replace(settings, host=host)
+    plan = plan_serve(models, file, config, settings, options, given)
+    settings, options = plan.settings, plan.options
+    if options.uvicorn_log_level not in _LOG_LEVELS:
+        raise ConfigError(f"uvicorn_log_level: {options.uvicorn_log_level!r} is not one of {', '.join(_LOG_LEVELS)}")
+    configure_logging(options.log_format, options.log_level)
+    keys = key_ring(options.api_key_file, options.api_key)
     check_settings(settings, has_keys=keys.required)
-    listener = bind(host, port)
-    try:
-        check_exposure(listener.getsockname()[0], has_keys=keys.required, insecure=insecure)
-    except ConfigError:
-        listener.close()
-        raise
+    with ExitStack() as listening:
+        listener = listening.enter_context(bind(options.host, options.port))
+        check_exposure(listener.getsockname()[0], has_keys=keys.required, insecure=options.insecure)
+        admin = None
+        # The engine's process has no use for it.
+        admin_key = os.environ.pop("OCTAVO_ADMIN_KEY", None)
+        if options.admin_port is not None:
+            from octavo.server.admin import AdminKeys
+
+            admin = (
+                listening.enter_context(bind(options.admin_host, options.admin_port)),
+                AdminKeys(admin_key, keys),
+            )
+        listening.pop_all()
     import uvloop
 
-    uvloop.run(_serve(config, settings, listener, shutdown_timeout, uvicorn_log_level, keys))
+    uvloop.run(_serve(plan, keys, listener, admin))
+
+
+class _Starter:
+    """Starts engines, and shows how far they are; the first before the server is imported."""
+
+    def __init__(self, first: EngineConfig | None, show: Progress) -> None:
+        self._show = show
+        self._first = first
+        self._report: Progress | None = None
+        self._early = None if first is None else asyncio.ensure_future(start_engine(first, self._tell))
+
+    def _tell(self, stage: str, done: int, total: int) -> None:
+        self._show(stage, done, total)
+        if self._report is not None:
+            self._report(stage, done, total)
+
+    async def __call__(self, config: EngineConfig, progress: Progress) -> AsyncEngine:
+        early, self._early = self._early, None
+        if early is not None and config is self._first:
+            self._report = progress
+            return await early
+        self._early = early
+
+        def tell(stage: str, done: int, total: int) -> None:
+            self._show(stage, done, total)
+            progress(stage, done, total)
+
+        return await start_engine(config, tell)
+
+    async def close(self) -> None:
+        """End an early engine that nobody asked for."""
+        if self._early is not None:
+            self._early.cancel()
+            await asyncio.gather(self._early, return_exceptions=True)
+
+    def quiet(self) -> None:
+        """Show nothing more."""
+        self._show = lambda stage, done, total: None
 
 
 async def _serve(
-    config: EngineConfig,
-    settings: ServerSettings,
-    listener: socket.socket,
-    shutdown_timeout: float,
-    uvicorn_log_level: str,
-    keys: KeyRing,
+    plan: ServePlan, keys: KeyRing, listener: socket.socket, admin: tuple[socket.socket, AdminKeys] | None
 ) -> None:
-    from octavo.engine.async_engine import AsyncEngine
-
     began = time.monotonic()
+    options, settings = plan.options, plan.settings
     url = _url(listener, settings)
 
     with ExitStack() as shown:
-        progress = shown.enter_context(loading_progress())
-        engine = asyncio.ensure_future(AsyncEngine.start(config, progress=progress))
+        first = next((model.config for model in plan.models if model.autostart), None)
+        starter = _Starter(first, shown.enter_context(loading_progress()))
         # The engine's process starts now, and loads while this one imports the server.
         await asyncio.sleep(0)
+        from octavo.server.admin import create_admin_app
+        from octavo.server.config_file import populate
         from octavo.server.lifecycle import serve
         from octavo.server.state import ServerState
 
-        def announce(models: list[ServedModel]) -> None:
-            shown.close()
-            typer.echo(_announcement(url, models[0], config.served_model_name, time.monotonic() - began, keys.required))
+        try:
+            state = ServerState(settings, starter, keys=keys)
+            populate(state.registry, plan.models, plan.aliases)
 
-        def wait(num_running: int) -> None:
-            answers = "1 running answer" if num_running == 1 else f"{num_running} running answers"
-            typer.echo(f"stopping: {answers} may take {shutdown_timeout:g} s more (Ctrl-C: none)", err=True)
+            def announce(models: list[ServedModel]) -> None:
+                shown.close()
+                starter.quiet()
+                typer.echo(_announcement(url, models, state.registry, time.monotonic() - began, keys.required))
+                if admin is not None:
+                    typer.echo(f"Admin routes at {_url(admin[0], settings)}/admin/models")
 
-        await serve(
-            listener,
-            engine,
-            names=config.served_model_name,
-            grace=shutdown_timeout,
-            log_level=uvicorn_log_level,
-            on_ready=announce,
-            on_wait=wait,
-            state=ServerState(settings, keys=keys),
-        )
+            def wait(num_running: int) -> None:
+                answers = "1 running answer" if num_running == 1 else f"{num_running} running answers"
+                grace = f"{options.shutdown_timeout:g}"
+                typer.echo(f"stopping: {answers} may take {grace} s more (Ctrl-C: none)", err=True)
+
+            delay = options.drain_delay
+            if delay is None:
+                delay = 0.0 if sys.stderr.isatty() else _DRAIN_DELAY_S
+            await serve(
+                listener,
+                grace=options.shutdown_timeout,
+                drain_delay=delay,
+                log_level=options.uvicorn_log_level,
+                on_ready=announce,
+                on_wait=wait,
+                state=state,
+                admin=None if admin is None else (admin[0], create_admin_app(state, admin[1], options.admin_host)),
+            )
+        finally:
+            await starter.close()
 
 
 def _url(listener: socket.socket, settings: ServerSettings) -> str:
@@ -109,11 +178,18 @@ def _url(listener: socket.socket, settings: ServerSettings) -> str:
     return f"{'https' if settings.ssl_certfile else 'http'}://{shown}:{port}"
 
 
-def _announcement(url: str, served: ServedModel, names: Sequence[str], seconds: float, needs_key: bool) -> str:
-    info = served.engine.model
-    kv_tokens = (info.num_blocks - 1) * info.block_size
+def _announcement(
+    url: str, models: Sequence[ServedModel], registry: ModelRegistry, seconds: float, needs_key: bool
+) -> str:
+    names = ", ".join(registry.names)
+    if not models:
+        return f"\nServing {names} at {url}, each loaded when it is asked for"
+    served = models[0]
     chat = served.engine.tokenizer is not None and served.engine.tokenizer.has_chat_template
-    name = served.name
+    name = registry.default
+    if name is None or served.version not in (entry.id for entry in registry.targets(name)):
+        name = served.name
+    lines = "\n".join(_line(model, len(models) > 1) for model in models)
     if chat:
         path, body = "chat/completions", '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
         call = (
@@ -129,10 +205,9 @@ def _announcement(url: str, served: ServedModel, names: Sequence[str], seconds: 
         )
     header = "-H 'Authorization: Bearer KEY' " if needs_key else ""
     key = "KEY" if needs_key else "none"
-    what = f"{info.architecture}, {info.dtype} on {info.device}"
     return f"""
-Serving {", ".join(names or served.names)} at {url} (ready in {seconds:.1f} s)
-  {what}, context {info.max_model_len:,} tokens, KV cache {kv_tokens:,} tokens
+Serving {names} at {url} (ready in {seconds:.1f} s)
+{lines}
 
 curl {url}/v1/{path} {header}-H 'Content-Type: application/json' \\
   -d '{{"model": "{name}", {body}}}'
@@ -142,3 +217,11 @@ from openai import OpenAI
 client = OpenAI(base_url="{url}/v1", api_key="{key}")
 {call}
 """
+
+
+def _line(served: ServedModel, named: bool) -> str:
+    info = served.engine.model
+    kv_tokens = (info.num_blocks - 1) * info.block_size
+    what = f"{info.architecture}, {info.dtype} on {info.device}"
+    name = f"{served.version}: " if named else ""
+    return f"  {name}{what}, context {info.max_model_len:,} tokens, KV cache {kv_tokens:,} tokens"

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Callable, Container
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-__all__ = ["server_options"]
+if TYPE_CHECKING:
+    from octavo.server.settings import ServerSettings
+
+__all__ = ["given_server_settings", "server_options"]
 
 _LOGS = "Logs, metrics and traces"
 _SECURITY = "Security"
 _LIMITS = "Limits of a request"
 _LOAD = "Load"
+
+_MODELS = "Models"
+_SIZES = ("model_memory",)
 
 _LIST = list[str] | None
 
@@ -174,7 +180,66 @@ _OPTIONS = (
         "--request-timeout",
         text="Seconds of a request; one that waits is then refused, one that generates ends with what it has.",
     ),
+    _option(
+        _MODELS,
+        "autoload",
+        bool,
+        True,
+        "--autoload/--no-autoload",
+        text="Load a known model when a request asks for it.",
+    ),
+    _option(
+        _MODELS,
+        "model_load_wait",
+        float,
+        60.0,
+        "--model-load-wait",
+        text="Seconds that a request waits for its model to be loaded; 0 refuses it at once with 503.",
+    ),
+    _option(_MODELS, "model_load_timeout", float, 1800.0, "--model-load-timeout", text="Seconds that a load may take."),
+    _option(
+        _MODELS,
+        "model_drain_timeout",
+        float,
+        300.0,
+        "--model-drain-timeout",
+        text="Seconds that running requests get when their model is unloaded.",
+    ),
+    _option(
+        _MODELS,
+        "idle_unload",
+        float | None,
+        None,
+        "--idle-unload",
+        text="Unload a model after so many seconds without requests.",
+    ),
+    _option(
+        _MODELS,
+        "max_loaded_models",
+        int | None,
+        None,
+        "--max-loaded-models",
+        text="Models loaded at once; the least recently used makes room.",
+    ),
+    _option(
+        _MODELS,
+        "model_memory",
+        str | None,
+        None,
+        "--model-memory",
+        text="Memory of all loaded models, weights and KV cache: bytes, or such as 40GiB; the same way.",
+    ),
 )
+
+
+def given_server_settings(settings: ServerSettings, given: Container[str]) -> dict[str, Any]:
+    """The server's settings that the command line names, by field.
+
+    Args:
+        settings: of the command line.
+        given: parameters that were given.
+    """
+    return {option.name: getattr(settings, option.name) for option in _OPTIONS if option.name in given}
 
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -192,6 +257,7 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:
         from octavo.server.settings import ServerSettings
+        from octavo.sizes import parse_bytes
 
         values = {option.name: arguments.pop(option.name) for option in _OPTIONS}
         for option in _OPTIONS:
@@ -199,6 +265,9 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
                 given = values.pop(option.name)
                 if given:
                     values[option.name] = tuple(given)
+        for name in _SIZES:
+            if isinstance(values[name], str):
+                values[name] = parse_bytes(values[name], name)
         command(settings=ServerSettings(**values), **arguments)
 
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -6,17 +6,18 @@ __all__ = ["serve_arguments"]
 
 
 def serve_arguments(arguments: list[str]) -> list[str]:
-    """The command line of `octavo` that serves: `--model M` becomes the command's argument."""
+    """The command line of `octavo` that serves: each `--model M` becomes an argument of the command."""
     rest: list[str] = []
-    model: list[str] = []
+    models: list[str] = []
     waiting = False
     for argument in arguments:
         if waiting:
-            model, waiting = [argument], False
+            waiting = False
+            models.append(argument)
         elif argument == "--model":
             waiting = True
         elif argument.startswith("--model="):
-            model = [argument.removeprefix("--model=")]
+            models.append(argument.removeprefix("--model="))
         else:
             rest.append(argument)
-    return ["serve", *rest, *(["--", *model] if model else [])]
+    return ["serve", *rest, *(["--", *models] if models else [])]

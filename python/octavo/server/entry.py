@@ -137,6 +137,14 @@ class ModelEntry:
             return error
         return None
 
+    def lost(self) -> bool:
+        """Whether the engine of a ready model has ended and nothing starts it again."""
+        if self.state is not ModelState.READY or self.healthy():
+            return False
+        # A supervised engine says where it stands; any other that has ended stays so.
+        state: Any = getattr(self.engine, "state", None)
+        return state is None or state().name == "dead"
+
     # -------------------------------------------------------- leases
 
     def lease(self, name: str) -> ServedModel:

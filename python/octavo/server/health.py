@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from octavo.errors import OctavoError
-from octavo.server.entry import ModelEntry, ModelState
+from octavo.server.entry import ModelState
 from octavo.server.errors import ServerStopping, describe
 from octavo.server.reads import json_response
 from octavo.server.state import ServerState
 
 __all__ = ["routes"]
-
-
-def _lost(entry: ModelEntry) -> bool:
-    """Whether the model's engine has ended and nothing starts it again."""
-    if entry.state is not ModelState.READY or entry.healthy():
-        return False
-    # A supervised engine says where it stands; any other that has ended stays so.
-    state: Any = getattr(entry.engine, "state", None)
-    said = state() if callable(state) else state
-    return said is None or str(getattr(said, "name", said)).lower() == "dead"
 
 
 class _Health:
@@ -49,7 +37,7 @@ class _Health:
 
     async def livez(self, request: Request) -> Response:
         """`GET /livez`: 503 when nothing but a new process helps: an engine has ended for good."""
-        lost = [entry.id for entry in self._state.registry.entries if _lost(entry)]
+        lost = [entry.id for entry in self._state.registry.entries if entry.lost()]
         if lost:
             return json_response({"status": "dead", "models": lost}, 503)
         return json_response({"status": "ok"})

@@ -19,12 +19,13 @@ from octavo.server.entry import ModelEntry, ModelState
 from octavo.server.errors import EngineLoading, ModelUnavailable
 from octavo.server.served import ClosableEngine, ServedModel, split_id
 from octavo.server.settings import ServerSettings
+from octavo.server.starting import Progress
+from octavo.server.starting import start_engine as start_async_engine
 
 __all__ = ["ModelRegistry", "StartEngine", "start_async_engine"]
 
 logger = logging.getLogger("octavo.server")
 
-Progress = Callable[[str, int, int], None]
 StartEngine = Callable[[EngineConfig, Progress], Awaitable[ClosableEngine]]
 
 _CLOSE_S = 30.0
@@ -33,13 +34,6 @@ _WARM_TOKENS = 4
 _LEAST_CHECK_S = 0.05
 _RETRY_S = 30.0
 _FILES = ("*.safetensors", "*.gguf", "*.bin")
-
-
-async def start_async_engine(config: EngineConfig, progress: Progress) -> ClosableEngine:
-    """An engine in a worker process of its own."""
-    from octavo.engine.async_engine import AsyncEngine
-
-    return await AsyncEngine.start(config, progress=progress)
 
 
 class ModelRegistry(Catalog):
@@ -135,9 +129,10 @@ class ModelRegistry(Catalog):
             EngineDead: its engine has ended.
         """
         entry, asked = self.choose(name, key, variant)
-        engine = entry.engine
-        if entry.state is ModelState.READY and engine is not None:
-            engine.check_health()
+        if entry.state is ModelState.READY:
+            # One that is being started again takes requests, and lets them wait.
+            if (trouble := entry.trouble()) is not None and entry.lost():
+                raise trouble
             return entry.lease(asked), entry.release
         if entry.state is not ModelState.LOADING and not self._may_load(entry):
             raise self._unavailable(entry)
@@ -193,7 +188,7 @@ class ModelRegistry(Catalog):
 
     async def _ensure(self, entry: ModelEntry, leaving: Collection[str] = ()) -> None:
         if entry.state is ModelState.READY:
-            if entry.healthy() or entry.config is None:
+            if not entry.lost() or entry.config is None:
                 return
             await self._drain(entry, 0.0)
         if entry.revive():

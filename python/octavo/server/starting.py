@@ -1,0 +1,25 @@
+"""How the server starts an engine; imports little, for the first one starts before the server is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+    from octavo.engine.async_engine import AsyncEngine
+
+__all__ = ["Progress", "start_engine"]
+
+Progress = Callable[[str, int, int], None]
+
+
+async def start_engine(config: EngineConfig, progress: Progress) -> AsyncEngine:
+    """An engine in a worker process of its own.
+
+    Raises:
+        OctavoError: it cannot be started.
+    """
+    from octavo.engine.async_engine import AsyncEngine
+
+    return await AsyncEngine.start(config, progress=progress)
