@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import typer
 
 from octavo.cli.options import given_settings
 from octavo.cli.server_options import given_server_settings
@@ -75,7 +76,8 @@ def plan_serve(
         given: parameters of the command line that were given.
 
     Raises:
-        ConfigError: no model, a name given twice, or a mistake in the file.
+        BadParameter: no model.
+        ConfigError: a name given twice, or a mistake in the file.
     """
     names = config.served_model_name
     config = msgspec.structs.replace(config, served_model_name=())
@@ -89,7 +91,7 @@ def plan_serve(
         plans += content.models
         aliases = content.aliases
     if not plans:
-        raise ConfigError("model: none is named; write `octavo serve MODEL`, or name a file with --config")
+        raise typer.BadParameter("no model is named; write `octavo serve MODEL`, or name a file with --config")
     if names:
         if len(plans) > 1:
             raise ConfigError("served_model_name: is for one model; write NAME=MODEL to name each of several")
