@@ -40,11 +40,12 @@ class CommandEngine(FakeEngine):
         *,
         request_id: str | None = None,
         add_special_tokens: bool = True,
+        **how: Any,
     ) -> AsyncIterator[OutputDelta]:
         if isinstance(prompt, str):
             sys.stderr.write(f"[prompt {prompt!r} {params.max_tokens} {params.temperature:g}]\n")
             prompt = self.tokenizer.encode(prompt, add_special_tokens)
-        async for delta in super().stream(prompt, params):
+        async for delta in super().stream(prompt, params, **how):
             yield delta
 
 

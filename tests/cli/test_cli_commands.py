@@ -238,7 +238,9 @@ def test_chat_survives_a_conversation_that_is_too_long() -> None:
 
 
 def test_serve_says_how_to_use_it() -> None:
-    with serving("fake", "--served-model-name", "one", "--served-model-name", "two", "--no-access-log") as (
+    with serving(
+        "fake", "--served-model-name", "one", "--served-model-name", "two", "--no-access-log", "--drain-delay", "0"
+    ) as (
         process,
         url,
         printed,
@@ -326,7 +328,11 @@ def test_the_port_answers_while_the_model_loads() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_answers_finish(number: signal.Signals) -> None:
-    with serving("fake", "--max-model-len", "100000", FAKE_ENGINE_DELAY="0.01") as (process, url, _):
+    with serving("fake", "--max-model-len", "100000", "--drain-delay", "0", FAKE_ENGINE_DELAY="0.01") as (
+        process,
+        url,
+        _,
+    ):
         body = json.dumps({"prompt": "Hi", "max_tokens": 100, "stream": True}).encode()
         request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=20) as response:
@@ -339,7 +345,7 @@ def test_a_signal_lets_answers_finish(number: signal.Signals) -> None:
 
 
 def test_a_signal_cuts_answers_short_after_the_grace() -> None:
-    options = ("--max-model-len", "100000", "--shutdown-timeout", "0.3", "--no-access-log")
+    options = ("--max-model-len", "100000", "--shutdown-timeout", "0.3", "--drain-delay", "0", "--no-access-log")
     with serving("fake", *options, FAKE_ENGINE_DELAY="0.01") as (process, url, _):
         body = json.dumps({"prompt": "Hi", "max_tokens": 90000, "stream": True}).encode()
         request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
