@@ -37,6 +37,13 @@ class FakeTokenizer:
         text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
         return text + ("<assistant>" if arguments.get("add_generation_prompt", True) else "")
 
+    special_tokens: dict[str, str] = {"bos_token": "\x01"}  # noqa: RUF012
+    chat_template = "{{ messages }}"
+    eos_token_ids = (0,)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
     def token_bytes(self, token_id: int) -> bytes:
         return b"" if token_id < 2 else chr(token_id).encode("utf-8", "replace")
 
@@ -46,6 +53,9 @@ class FakeEngine:
 
     Args:
         delay: seconds a token.
+        reply: what it answers, and then stops; a text without end when None.
+        stop_reason: of an answer that stops.
+        constrains_output: it says that it holds its output to a schema.
 
     Attributes:
         prompts: token ids of every request, in order.
@@ -56,7 +66,19 @@ class FakeEngine:
         silent: its tokens have no text, as those of a model without a tokenizer.
     """
 
-    def __init__(self, delay: float = 0.0, max_model_len: int = MAX_MODEL_LEN) -> None:
+    def __init__(
+        self,
+        delay: float = 0.0,
+        max_model_len: int = MAX_MODEL_LEN,
+        *,
+        reply: str | None = None,
+        stop_reason: str | None = None,
+        constrains_output: bool = False,
+    ) -> None:
+        self.reply = REPLY if reply is None else reply
+        self.ends = reply is not None
+        self.stop_reason = stop_reason
+        self.constrains_output = constrains_output
         self.model = ModelInfo(
             name="fake",
             architecture="Fake",
@@ -120,19 +142,24 @@ class FakeEngine:
         complete = False
         try:
             count = min(params.max_tokens or 1 << 30, self.model.max_model_len - len(token_ids))
+            stops = self.ends and len(self.reply) <= count
+            count = len(self.reply) if stops else count
             for position in range(count):
                 if self.delay:
                     await asyncio.sleep(self.delay)
                 self.check_health()
                 for index in range(params.n):
-                    yield self._delta(position, count, index, params, len(token_ids))
+                    delta = self._delta(position, count, index, params, len(token_ids))
+                    if stops and delta.finish_reason:
+                        delta.finish_reason, delta.stop_reason = "stop", self.stop_reason
+                    yield delta
             complete = True
         finally:
             self.running -= 1
             self.aborted += not complete
 
     def _delta(self, position: int, count: int, index: int, params: SamplingParams, cached: int) -> OutputDelta:
-        character = REPLY[position % len(REPLY)]
+        character = self.reply[position % len(self.reply)]
         token_id = ord(character)
         self.generated += 1
         last = position == count - 1

@@ -24,11 +24,13 @@ def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         # An element of a list has the list's name before its index.
-        name, bracket, index = (error.field or "").partition("[")
-        theirs = names.get(name)
+        field = error.field or ""
+        name, bracket, index = field.partition("[")
+        theirs = names.get(field)
+        if theirs is None and name in names:
+            theirs = names[name] + bracket + index
         if theirs is None:
             raise
-        theirs += bracket + index
         message = str(error)
         if message.startswith(f"{error.field}:"):
             message = theirs + message.removeprefix(str(error.field))

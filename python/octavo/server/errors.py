@@ -23,6 +23,7 @@ __all__ = [
     "ModelUnavailable",
     "QueueFull",
     "QueueTimeout",
+    "ResponseNotFound",
     "ServerStopping",
     "Unauthorized",
     "describe",
@@ -41,6 +42,10 @@ class EngineLoading(OctavoError):
 
 class ModelUnavailable(OctavoError):
     """The model is known and cannot answer: it is not loaded, or its load failed."""
+
+
+class ResponseNotFound(OctavoError):
+    """A response that would have to have been stored."""
 
 
 class ServerStopping(OctavoError):
@@ -89,6 +94,7 @@ _NO_RETRY = {"x-should-retry": "false"}
 _TABLE: tuple[tuple[type[BaseException], int, str, str | None, dict[str, str]], ...] = (
     (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded", {}),
     (ModelNotServed, 404, "invalid_request_error", "model_not_found", {}),
+    (ResponseNotFound, 404, "invalid_request_error", "response_not_found", {}),
     (BodyTooLarge, 413, "invalid_request_error", "body_too_large", {"connection": "close"}),
     (InvalidRequest, 400, "invalid_request_error", "invalid_value", {}),
     (Unauthorized, 401, "authentication_error", "invalid_api_key", {"www-authenticate": "Bearer"}),

@@ -115,6 +115,7 @@ class Reply:
         status: of the answer; 0 until it has begun.
         streaming: whether events are being sent.
         num_events: sends of a stream so far; tells whether it is silent.
+        errors: how failures look from here on.
         headers: sent with whatever the answer is; lower case.
         error_code: of the error that was answered.
     """
@@ -129,7 +130,7 @@ class Reply:
         self._send = send
         self._chunks = chunks or _no_chunks
         self.headers = headers or []
-        self._errors = errors or ErrorFormat()
+        self.errors = errors or ErrorFormat()
         self.status = 0
         self.streaming = False
         self.num_events = 0
@@ -189,10 +190,10 @@ class Reply:
         status, payload, headers = describe(error)
         self.error_code = payload["error"]["code"]
         if not self.status:
-            body = self._errors.body(status, payload["error"])
-            await self.json(body, self._errors.status(status, payload["error"]), headers)
+            body = self.errors.body(status, payload["error"])
+            await self.json(body, self.errors.status(status, payload["error"]), headers)
         elif self.streaming:
-            await self.end_stream(self._errors.last_event(status, payload["error"]))
+            await self.end_stream(self.errors.last_event(status, payload["error"]))
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status

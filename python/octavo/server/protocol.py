@@ -371,6 +371,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 Body = TypeVar("Body", bound=RequestBody)
 
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_MISSING = re.compile(r"missing required field `([^`]+)`")
 _STEPS = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 _SHOWN_BODY_BYTES = 1 << 16
 
@@ -412,6 +413,11 @@ def _wrong_type(error: msgspec.ValidationError, given: bytes | Mapping[str, Any]
     found = _PATH.search(message)
     field = found.group(1) if found and found.group(1) else None
     reason = _PATH.sub("", message)
+    missing = _MISSING.search(reason)
+    if missing:
+        name = missing.group(1)
+        where = f"{field}.{name}" if field else name
+        return InvalidRequest(f"{where}: is missing; give one", where)
     if field is None:
         return InvalidRequest(reason)
     shown = _value(given, field)

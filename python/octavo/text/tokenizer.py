@@ -95,6 +95,16 @@ class Tokenizer:
         return tokenizer
 
     @property
+    def special_tokens(self) -> dict[str, str]:
+        """The tokens that templates know by name: `bos_token`, `eos_token`, ..."""
+        return dict(self._special_tokens)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The jinja source of the model's usual chat template; None where it has none."""
+        return self._chat_templates.get("default")
+
+    @property
     def vocab_size(self) -> int:
         """One more than the highest token id, added tokens included."""
         return len(self.vocabulary.tokens)
