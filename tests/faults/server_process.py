@@ -50,7 +50,7 @@ class ServerProcess:
 
     def __init__(self, model: str = "fake", options: Sequence[str] = ()) -> None:
         command = [sys.executable, "-m", "octavo", "serve", model, "--load-format", "fake", "--port", "0"]
-        command += ["--served-model-name", "fake", "--no-access-log", *options]
+        command += ["--served-model-name", "fake", "--no-access-log", "--drain-delay", "0", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.output = ""
         self._ready = threading.Event()
