@@ -13,6 +13,7 @@ import uvloop
 from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.build import load_tokenizer
+from octavo.engine.collector import set_aside
 from octavo.loading.resolve import resolve_model
 from octavo.server.lifecycle import serve
 from octavo.server.listen import bind
@@ -29,13 +30,17 @@ async def _start(steps_per_s: float, tokenizer: str) -> AsyncEngine:
 
 async def _serve(options: argparse.Namespace) -> None:
     listener = bind("127.0.0.1", 0)
-    port = listener.getsockname()[1]
+
+    def ready(_: object) -> None:
+        set_aside()
+        print(listener.getsockname()[1], flush=True)
+
     await serve(
         listener,
         _start(options.steps_per_s, options.tokenizer),
         names=("fake",),
         grace=0.1,
-        on_ready=lambda _: print(port, flush=True),
+        on_ready=ready,
     )
 
 

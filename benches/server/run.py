@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -24,24 +25,32 @@ from typing import Any
 from load import load
 
 API = Path(__file__).with_name("api.py")
+SERVE_OPTIONS = ("--load-format", "fake", "--port", "0", "--max-num-batched-tokens", "8192")
+_PORT = re.compile(r"^(?:Serving .* at http://127\.0\.0\.1:)?(\d+)\b")
 _MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
 
 
 @contextlib.contextmanager
-def api(core: int | None, steps_per_s: float, tokenizer: str, profile: str | None) -> Iterator[tuple[int, int]]:
+def api(options: argparse.Namespace, steps_per_s: float) -> Iterator[tuple[int, int]]:
     """An API process on one core: (its port, its process id)."""
-    command = [sys.executable, str(API), "--steps-per-s", str(steps_per_s), "--tokenizer", tokenizer]
-    if profile:
-        command += ["--profile", profile]
-    if core is not None:
-        command = ["taskset", "-c", str(core), *command]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    if options.serve:
+        command = [sys.executable, "-m", "octavo", "serve", "fake", *SERVE_OPTIONS]
+    else:
+        command = [sys.executable, str(API), "--steps-per-s", str(steps_per_s), "--tokenizer", options.tokenizer]
+        if options.profile:
+            command += ["--profile", options.profile]
+    log = subprocess.DEVNULL if options.serve else None
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
+        port = next((int(found.group(1)) for line in process.stdout if (found := _PORT.search(line))), 0)
+        if not port:
             raise SystemExit("the API process did not start")
-        yield int(line), process.pid
+        if options.core is not None:
+            # Its threads; what it started stays with the load generator.
+            for task in Path(f"/proc/{process.pid}/task").iterdir():
+                os.sched_setaffinity(int(task.name), {options.core})
+        yield port, process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(20)
@@ -52,12 +61,26 @@ def measure(options: argparse.Namespace, what: str, chunks_per_s: float) -> dict
     stream = what == "stream"
     tokens = options.tokens if stream else options.short_tokens
     clients = options.streams if stream else options.clients
-    body = {"model": "fake", "messages": _MESSAGES, "max_tokens": tokens, "temperature": 0, "stream": stream}
-    with api(options.core, chunks_per_s / clients, options.tokenizer, options.profile) as (port, pid):
-        return {"what": what, "paced_chunks_per_s": chunks_per_s} | load(
-            port, pid, path="/v1/chat/completions", body=body, clients=clients, tokens=tokens,
-            warm_s=options.warm, seconds=options.seconds,
-        )  # fmt: skip
+    body = {
+        "model": "fake",
+        "messages": _MESSAGES,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    with api(options, chunks_per_s / clients) as (port, pid):
+        measured = load(
+            port,
+            pid,
+            path="/v1/chat/completions",
+            body=body,
+            clients=clients,
+            tokens=tokens,
+            warm_s=options.warm,
+            seconds=options.seconds,
+        )
+    return {"what": what, "paced_chunks_per_s": chunks_per_s} | measured
 
 
 def main() -> None:
@@ -73,6 +96,9 @@ def main() -> None:
     parser.add_argument("--warm", type=float, default=1.5)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--tokenizer", default="demo")
+    parser.add_argument(
+        "--serve", action="store_true", help="`octavo serve --load-format fake` instead: no stamps, no pace"
+    )
     parser.add_argument("--core", type=int, default=0, help="of the API process; -1: any")
     parser.add_argument("--profile", help="a file for a profile of the API process")
     parser.add_argument("--json", action="store_true")
@@ -83,7 +109,7 @@ def main() -> None:
         os.sched_setaffinity(0, set(cores) - {options.core})
     results = []
     for what in options.what:
-        for pace in options.pace if what == "stream" else [0.0]:
+        for pace in options.pace if what == "stream" and not options.serve else [0.0]:
             results.append(measure(options, what, pace))
             if not options.json:
                 print(

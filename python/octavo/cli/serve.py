@@ -17,6 +17,7 @@ from octavo.cli.console import loading_progress
 from octavo.cli.keys import key_ring
 from octavo.cli.serve_plan import ServeOptions, ServePlan, plan_serve
 from octavo.config import EngineConfig
+from octavo.engine.collector import set_aside
 from octavo.errors import ConfigError
 from octavo.server.hosts import check_exposure, check_settings
 from octavo.server.listen import bind
@@ -146,6 +147,7 @@ async def _serve(
             def announce(models: list[ServedModel]) -> None:
                 shown.close()
                 starter.quiet()
+                set_aside()
                 typer.echo(_announcement(url, models, state.registry, time.monotonic() - began, keys.required))
                 if admin is not None:
                     typer.echo(f"Admin routes at {_url(admin[0], settings)}/admin/models")

@@ -6,7 +6,16 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["young_objects_only"]
+__all__ = ["set_aside", "young_objects_only"]
+
+
+def set_aside() -> None:
+    """Let no later collection walk through what the program holds now: for a process whose loading is over.
+
+    A server's modules and models are tens of thousands of objects; walking through them stalls every stream for 20 ms.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager

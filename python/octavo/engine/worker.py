@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.config import EngineConfig
+from octavo.engine.collector import set_aside
 from octavo.engine.connection import ClientGone, Connection
 from octavo.engine.loop import EngineLoop
 from octavo.engine.protocol import (
@@ -204,8 +204,7 @@ def _serve(connection: Connection, wake: int, load: LoadEngine | None) -> int:
         connection.send(LoadFailed(ErrorRecord.of(error)))
         connection.flush(_LAST_WORDS_S)
         return 2
-    gc.collect()
-    gc.freeze()
+    set_aside()
     worker = Worker(connection, loop)
 
     def stop(_number: int, _frame: object) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import re
-import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -29,6 +29,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+# Not for secrets. The system's random numbers cost a turn of the interpreter's lock, for which text threads wait.
+_fresh = random.Random().getrandbits  # noqa: S311
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _JSON = [(b"content-type", b"application/json")]
 EVENTS = [
@@ -71,7 +73,7 @@ def header(scope: Scope, name: bytes) -> str | None:
 def request_id_of(scope: Scope) -> str:
     """The client's `X-Request-Id` where it is harmless, else a fresh one."""
     given = header(scope, b"x-request-id")
-    return given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if given and _REQUEST_ID.fullmatch(given) else f"{_fresh(128):032x}"
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
