@@ -5,6 +5,7 @@ from typing import Any
 
 import openai
 import pytest
+from octavo.server.auth import KeyRing
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from server_fakes import FakeEngine
@@ -16,10 +17,9 @@ def start() -> Iterator[Callable[..., Running]]:
     """Starts servers; stopped at the test's end."""
     running: list[Running] = []
 
-    def make(engine: FakeEngine | None = None, **settings: Any) -> Running:
-        running.append(
-            Running(engine or FakeEngine(), ServerState(ServerSettings(**{"allowed_hosts": ("x",), **settings})))
-        )
+    def make(engine: FakeEngine | None = None, *, keys: KeyRing | None = None, **settings: Any) -> Running:
+        own = ServerSettings(**{"allowed_hosts": ("x",), **settings})
+        running.append(Running(engine or FakeEngine(), ServerState(own, keys=keys)))
         return running[-1]
 
     yield make

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import sys
+import termios
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -77,6 +81,7 @@ class ClientConnection(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._since_body = 0
+        self._head = 0
         self._awaited: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._refused: bytes | None = None
@@ -104,6 +109,7 @@ class ClientConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The next request has begun to arrive."""
         super().on_message_begin()
+        self._head = 0
         if self._awaited is None:
             self._await_request()
 
@@ -115,7 +121,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
-        if len(self.headers) >= MAX_HEADERS:
+        self._head += len(name) + len(value)
+        if len(self.headers) >= MAX_HEADERS or self._head > MAX_HEAD_BYTES:
             self._refused = b"431 Request Header Fields Too Large"
         else:
             super().on_header(name, value)
@@ -166,15 +173,21 @@ class ClientConnection(HttpToolsProtocol):
     def _watch_reader(self) -> None:
         """Drop the client unless it reads on: a connection that is closed waits for that too."""
         if self._unread is None:
-            size = self.transport.get_write_buffer_size()
-            self._unread = self.loop.call_later(self.write_s, self._judge_reader, size)
+            self._unread = self.loop.call_later(self.write_s, self._judge_reader, self._unread_bytes())
 
     def _judge_reader(self, before: int) -> None:
         self._unread = None
-        if before - self.transport.get_write_buffer_size() >= MIN_READ_BYTES:
+        if before - self._unread_bytes() >= MIN_READ_BYTES:
             self._watch_reader()
         else:
             self.transport.abort()
+
+    def _unread_bytes(self) -> int:
+        """What the client has not taken yet, of ours and of the kernel's, whose buffer may hold megabytes."""
+        queued = bytes(4)
+        with contextlib.suppress(OSError, ValueError):
+            queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
     def _stop_patience(self) -> None:
         if self._unread is not None:
