@@ -22,6 +22,7 @@ from octavo.errors import ConfigError
 from octavo.server.hosts import check_exposure, check_settings
 from octavo.server.listen import bind
 from octavo.server.logs import configure_logging
+from octavo.server.service_manager import notify
 from octavo.server.starting import Progress, start_engine
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ async def _serve(
                 shown.close()
                 starter.quiet()
                 set_aside()
+                notify("READY=1")
                 typer.echo(_announcement(url, models, state.registry, time.monotonic() - began, keys.required))
                 if admin is not None:
                     typer.echo(f"Admin routes at {_url(admin[0], settings)}/admin/models")
@@ -171,6 +173,7 @@ async def _serve(
                 admin=None if admin is None else (admin[0], create_admin_app(state, admin[1], options.admin_host)),
             )
         finally:
+            notify("STOPPING=1")
             await starter.close()
 
 

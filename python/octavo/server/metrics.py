@@ -36,6 +36,9 @@ _ANSWERS = (1.0, 2.0, 5.0, 10.0, 20.0)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
+# Codes of error objects.
+AUTH_FAILURES = ("invalid_api_key", "insufficient_scope", "host_not_allowed")
+REJECTIONS = ("queue_full", "queue_timeout", "concurrency_exceeded")
 
 # vLLM's, a histogram each: (name, help, bounds).
 _HISTOGRAMS = (
@@ -295,6 +298,8 @@ class Metrics:
         ours("build_info", "The version that runs.", "gauge", ("version",)).labels(version).set(1)
         for counter in (self.client_disconnects, self.deadline_exceeded, self.log_lines_dropped):
             counter.inc(0)
+        for reason in AUTH_FAILURES:
+            self.auth_failures.labels(reason).inc(0)
 
     def engine_label(self, model_name: str, version: str) -> str:
         """The label that tells an engine from others of its model name: a number, the same as long as we run."""
@@ -306,7 +311,10 @@ class Metrics:
         series = self._models.get((model_name, engine))
         if series is None:
             series = self._models[model_name, engine] = ModelSeries(self._families, model_name, engine)
+            # Alerts compare with what was: a series that begins with its first event has no before.
             self.requests_aborted.labels(model_name).inc(0)
+            for reason in REJECTIONS:
+                self.admission_rejections.labels(model_name, reason).inc(0)
         return series
 
     def variant(self, model_name: str, variant: str) -> VariantSeries:

@@ -17,7 +17,7 @@ from octavo.errors import OctavoError
 from octavo.server.entry import ModelEntry, ModelState
 from octavo.server.http import Receive, Scope, Send
 from octavo.server.logs import access_fields, access_log, dropped_lines
-from octavo.server.metrics import EngineReading
+from octavo.server.metrics import AUTH_FAILURES, REJECTIONS, EngineReading
 from octavo.server.request_context import RequestContext, current_request
 from octavo.server.spans import span_attributes
 
@@ -29,8 +29,6 @@ __all__ = ["Observed", "observed", "routes"]
 
 _UNMATCHED = "unmatched"
 _CLIENT_CLOSED = 499
-_AUTH_CODES = frozenset(("invalid_api_key", "insufficient_scope", "host_not_allowed"))
-_REJECTIONS = frozenset(("queue_full", "queue_timeout", "concurrency_exceeded"))
 # Asked every few seconds by machines; they fill no log.
 _QUIET = frozenset(("/health", "/livez", "/readyz", "/ping", "/metrics", "/load"))
 _STATS_TIMEOUT_S = 2.0
@@ -107,9 +105,9 @@ class Observed:
     def _count_error(self, context: RequestContext, code: str) -> None:
         metrics = self._state.metrics
         metrics.request_errors.labels(code).inc()
-        if code in _AUTH_CODES:
+        if code in AUTH_FAILURES:
             metrics.auth_failures.labels(code).inc()
-        elif code in _REJECTIONS:
+        elif code in REJECTIONS:
             model = "" if context.record is None else context.record.model
             metrics.admission_rejections.labels(model, code).inc()
             if code == "queue_timeout":
