@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -20,8 +21,10 @@ import psutil
 __all__ = ["Outcome", "ServerProcess", "ask", "exchange", "request_bytes", "wait_until"]
 
 _URL = re.compile(r"at http://127\.0\.0\.1:(\d+)")
+_ADMIN_URL = re.compile(r"Admin routes at (\S+)/admin/models")
 _SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", re.M)
 _START_S = 40.0
+ADMIN_KEY = "a-key-for-the-admin-listener-of-tests"
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> None:
@@ -40,7 +43,7 @@ class ServerProcess:
     """A server of a fake model on a free port of 127.0.0.1.
 
     Args:
-        model: with options of the fake, as in `fake?step_ms=5`.
+        model: with options of the fake and a name other than `fake`, as in `chat@v1=fake?step_ms=5`.
         options: of `octavo serve`.
 
     Attributes:
@@ -50,8 +53,12 @@ class ServerProcess:
 
     def __init__(self, model: str = "fake", options: Sequence[str] = ()) -> None:
         command = [sys.executable, "-m", "octavo", "serve", model, "--load-format", "fake", "--port", "0"]
-        command += ["--served-model-name", "fake", "--no-access-log", "--drain-delay", "0", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command += [] if "=" in model.partition("?")[0] else ["--served-model-name", "fake"]
+        command += ["--no-access-log", "--drain-delay", "0", *options]
+        environment = os.environ | {"OCTAVO_ADMIN_KEY": ADMIN_KEY}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
         self.output = ""
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read)
@@ -75,11 +82,30 @@ class ServerProcess:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def workers(self) -> list[psutil.Process]:
+        """The engines' processes."""
+        return [child for child in psutil.Process(self.process.pid).children() if child.status() != "zombie"]
+
+    @property
     def worker(self) -> psutil.Process:
-        """The engine's process."""
-        found = [child for child in psutil.Process(self.process.pid).children() if child.status() != "zombie"]
-        assert len(found) == 1, found
-        return found[0]
+        """The one engine's process."""
+        (found,) = self.workers
+        return found
+
+    def admin(self, method: str, path: str, payload: dict[str, Any] | None = None) -> Any:
+        """What the admin listener answers.
+
+        Raises:
+            AssertionError: it refuses.
+        """
+        wait_until(lambda: _ADMIN_URL.search(self.output), 10, "the admin listener is announced")
+        found = _ADMIN_URL.search(self.output)
+        assert found is not None
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        url = f"{found.group(1)}/admin/{path}"
+        done = httpx.request(method, url, headers=headers, json=payload, timeout=30)
+        assert done.status_code < 300, done.text
+        return done.json()
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=10)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from server_process import Outcome, ServerProcess, ask, request_bytes
+from server_process import Outcome, ServerProcess, ask, request_bytes, wait_until
 
 Serve = Callable[..., ServerProcess]
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "stream": True}
@@ -129,3 +129,47 @@ def test_the_server_is_told_to_end_under_load(serve: Serve, signals: int) -> Non
         assert seconds >= 2.5
     else:
         assert seconds < 2.5
+
+
+def test_models_are_swapped_under_load(serve: Serve) -> None:
+    """An alias and an A/B of two versions lose no request while their models are replaced again and again."""
+    model = "fake?step_ms=1&end_after=80"
+    new = {"path": model, "engine": {"load_format": "fake"}}
+    server = serve(f"chat@v1={model}", ["--admin-port", "0"])
+    server.admin("POST", "models/load", new | {"model": "rival"})
+    server.admin("PUT", "aliases/ab", {"chat@v1": 1, "rival": 1})
+    outcomes: list[Outcome] = []
+    over = False
+
+    async def client(number: int) -> None:
+        count = 0
+        while not over:
+            count += 1
+            name = ("chat", "ab")[number % 2]
+            payload = {"model": name, "prompt": "Hi", "max_tokens": 100, "stream": number % 3 > 0, "user": f"{number}"}
+            outcomes.append(await ask(server.port, payload))
+
+    async def run() -> None:
+        nonlocal over
+        clients = [asyncio.ensure_future(client(number)) for number in range(24)]
+        swaps = [new | {"model": "chat", "to": f"chat@{version}"} for version in ("v2", "v3", "v4")]
+        swaps.append(new | {"model": "ab", "replace": "rival", "to": "champion"})
+        for swap in swaps:
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(server.admin, "POST", "models/swap", swap | {"wait": True})
+        await asyncio.sleep(0.5)
+        over = True
+        await asyncio.gather(*clients)
+
+    asyncio.run(run())
+    check_answered(outcomes)
+    assert {outcome.status for outcome in outcomes} == {200}
+    assert all(outcome.error is None for outcome in outcomes)
+    versions = Counter(outcome.headers["x-model-version"] for outcome in outcomes)
+    assert set(versions) >= {"chat@v1", "chat@v2", "chat@v3", "chat@v4", "rival", "champion"}
+    server.check_all_free()
+    # No engine of a version that has gone is left behind.
+    loaded = [entry["id"] for entry in server.admin("GET", "models")["models"] if entry["state"] == "ready"]
+    assert set(loaded) == {"chat@v1", "chat@v4", "champion"}
+    wait_until(lambda: len(server.workers) == 3, 10, "three engines are left")
+    server.stop()

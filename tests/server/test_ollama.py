@@ -478,7 +478,7 @@ def several() -> Iterator[Callable[..., Several]]:
 
 
 def test_load_and_unload(several: Callable[..., Several]) -> None:
-    server = several()
+    server = several(idle_unload=1000.0)
     with ollama.Client(server.url) as client:
         assert [model.model for model in client.list().models] == ["fake", "other", "org/alias"]
         assert client.show("other").modelfile == "FROM somewhere/other\n"
@@ -498,11 +498,12 @@ def test_load_and_unload(several: Callable[..., Several]) -> None:
 
 
 def test_what_cannot_be_loaded_again_stays(several: Callable[..., Several]) -> None:
-    for server, name in ((several(), "fake"), (several(pinned=True), "other"), (several(autoload=False), "other")):
+    for options, name in (({}, "fake"), ({"pinned": True}, "other"), ({"autoload": False}, "other")):
+        server = several(idle_unload=1000.0, **options)
         done = post(server, "/api/generate", {"model": name, "keep_alive": "0s"})
         assert done.status_code == 400
         assert done.json()["error"].startswith("keep_alive: ")
-    assert post(several(), "/api/generate", {"model": "absent", "keep_alive": 0}).status_code == 404
+    assert post(server, "/api/generate", {"model": "absent", "keep_alive": 0}).status_code == 404
 
 
 def test_keep_alive_sets_when_an_idle_model_goes(several: Callable[..., Several]) -> None:
@@ -520,6 +521,9 @@ def test_keep_alive_where_the_operator_keeps_models(several: Callable[..., Sever
     server = several()
     with ollama.Client(server.url) as client:
         client.generate("other", "Hi", keep_alive=0, options={"num_predict": 1})
+        with pytest.raises(ollama.ResponseError, match="--idle-unload") as caught:
+            client.generate("other", keep_alive=0)
+        assert caught.value.status_code == 403
         time.sleep(0.2)
         assert not server.started[0].closed
         assert client.ps().models[1].expires_at == datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)

@@ -65,11 +65,16 @@ async def route(call: Call, name: str) -> ServedModel:
     return await call.route(_known_as(call.state.registry, name))
 
 
+def _may_unload(call: Call) -> bool:
+    """Whether the client decides when models go: by an admin's key, or without keys where idle models go anyway."""
+    identity = call.identity
+    return "admin" in identity.scopes and (not identity.anonymous or call.state.settings.idle_unload is not None)
+
+
 def set_keep_alive(call: Call, served: ServedModel, seconds: float | None) -> None:
-    """Heed a request's `keep_alive`, where the operator lets idle models go and the client may decide such things."""
-    state = call.state
-    if seconds is not None and state.settings.idle_unload is not None and "admin" in call.identity.scopes:
-        state.registry.set_keep_alive(served.version, seconds)
+    """Heed a request's `keep_alive` where the client may decide such things; else it is only a wish."""
+    if seconds is not None and _may_unload(call):
+        call.state.registry.set_keep_alive(served.version, seconds)
 
 
 async def load_or_unload(call: Call, name: str, seconds: float | None, empty: dict[str, Any]) -> None:
@@ -91,8 +96,11 @@ async def _unload(call: Call, name: str) -> None:
     state = call.state
     state.check_ready()
     entry = state.registry.find(_known_as(state.registry, name))
-    if "admin" not in call.identity.scopes:
-        raise Forbidden("keep_alive: only a key of the scope `admin` unloads models; leave it out")
+    if not _may_unload(call):
+        raise Forbidden(
+            "keep_alive: only an API key of the scope `admin` unloads models here; leave it out, or start the server "
+            "with --idle-unload to let idle models go"
+        )
     if entry.pinned or entry.config is None or not state.settings.autoload:
         raise InvalidRequest(f"keep_alive: `{entry.id}` stays loaded on this server; leave it out", "keep_alive")
     await state.registry.unload(entry.id)
