@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
-from huggingface_hub.errors import GenerationError, ValidationError
+from huggingface_hub.errors import GenerationError, OverloadedError, ValidationError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from octavo import __version__
@@ -331,6 +331,21 @@ def test_errors_in_the_client(hub: InferenceClient, start: Callable[..., Running
         server.engine.dead = True
         with pytest.raises(GenerationError, match="ended"):
             list(parts)
+
+
+def test_a_full_queue(start: Callable[..., Running]) -> None:
+    server = start(FakeEngine(delay=0.01), max_engine_requests=1, max_queue_requests=1)
+    assert httpx.get(f"{server.url}/info").json()["max_concurrent_requests"] == 1
+
+    async def run() -> list[Any]:
+        async with AsyncInferenceClient(server.url, timeout=20) as client:
+            asked = [client.text_generation("Hi", max_new_tokens=20) for _ in range(6)]
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers = asyncio.run(run())
+    assert answers.count(answer(20)) == 2
+    refused = [error for error in answers if error != answer(20)]
+    assert all(isinstance(error, OverloadedError) for error in refused), refused
 
 
 @pytest.mark.parametrize("path", ["generate", "generate_stream"])

@@ -24,7 +24,7 @@ from octavo.server.ollama_protocol import ChatBody, GenerateBody
 from octavo.server.protocol import decode
 from octavo.server.request_record import RequestRecord
 from octavo.server.served import ServedModel
-from octavo.server.shapes import ChatLogprobs
+from octavo.server.shapes import ChatLogprobs, finish_reason
 
 if TYPE_CHECKING:
     from octavo.server.state import ServerState
@@ -177,7 +177,7 @@ async def _answer(
         return shape
 
     def last(text: str, reason: str | None, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-        shape = line(text, True, entries) | {"done_reason": reason}
+        shape = line(text, True, entries) | {"done_reason": finish_reason(reason)}
         if history is not None:
             shape["context"] = history
         return shape | _durations(record, loading, submitted)

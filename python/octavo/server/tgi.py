@@ -20,11 +20,12 @@ from octavo.server.errors import describe
 from octavo.server.exchange import Call, Exchange
 from octavo.server.generation import Answer, collect, pieces
 from octavo.server.http import EVENTS, ErrorFormat
+from octavo.server.keep_alive import keep_alive
 from octavo.server.protocol import decode
 from octavo.server.reads import json_response
 from octavo.server.request_record import RequestRecord
 from octavo.server.served import ServedModel
-from octavo.server.shapes import LOWEST_LOGPROB
+from octavo.server.shapes import LOWEST_LOGPROB, mean_logprob
 from octavo.server.tgi_protocol import MAX_BEST_OF, MAX_STOP_SEQUENCES, GenerateBody
 from octavo.text.token_bytes import SPECIAL
 
@@ -40,7 +41,9 @@ class _Errors(ErrorFormat):
     """`{"error", "error_type"}` and TGI's statuses."""
 
     def status(self, status: int, error: dict[str, Any]) -> int:
-        """422 for the client's mistakes, 424 for failures within the generation."""
+        """422 for the client's mistakes, 424 for failures within the generation, 429 for a full queue."""
+        if error["code"] in ("queue_full", "queue_timeout"):
+            return 429
         return {400: 422, 404: 422, 500: 424}.get(status, status)
 
     def body(self, status: int, error: dict[str, Any]) -> Any:
@@ -197,7 +200,7 @@ async def _whole(call: Call, request: GenerateBody, *, as_list: bool) -> None:
     work = await _Request.read(call, request, logprobs=detailed or given.num_answers > 1)
     tokens = await _tokens(work.served) if detailed else None
     answers = await collect(call, work.served, [work.prompt], work.params, work.record)
-    answers.sort(key=_likelihood, reverse=True)
+    answers.sort(key=lambda answer: mean_logprob(answer.logprobs), reverse=True)
     shapes = [_sequence(work, answer, tokens) for answer in answers]
     best = shapes[0]
     payload: dict[str, Any] = {"generated_text": best.pop("generated_text")}
@@ -206,12 +209,6 @@ async def _whole(call: Call, request: GenerateBody, *, as_list: bool) -> None:
         if len(shapes) > 1:
             best["best_of_sequences"] = shapes[1:]
     await call.reply.json([payload] if as_list else payload, headers=work.times())
-
-
-def _likelihood(answer: Answer) -> float:
-    if not answer.logprobs:
-        return 0.0
-    return sum(max(entry.logprob, LOWEST_LOGPROB) for entry in answer.logprobs) / len(answer.logprobs)
 
 
 def _sequence(work: _Request, answer: Answer, tokens: _Tokens | None) -> dict[str, Any]:
@@ -269,7 +266,7 @@ async def _stream(call: Call, request: GenerateBody) -> None:
         return b"data:" + _encode(shape) + b"\n\n"
 
     source: Any = pieces(call, work.served, [work.prompt], work.params, work.record)
-    async with aclosing(source):
+    async with keep_alive(reply, call.state.settings.sse_keep_alive_seconds), aclosing(source):
         async for _, delta in source:
             # Only the first output proves that the request is sound: until then an error has its own status.
             if not reply.streaming:
@@ -312,7 +309,7 @@ class _Info:
                 "model_id": served.name,
                 "model_sha": None,
                 "model_pipeline_tag": "text-generation",
-                "max_concurrent_requests": None,
+                "max_concurrent_requests": self._state.settings.max_queue_requests,
                 "max_best_of": MAX_BEST_OF,
                 "max_stop_sequences": MAX_STOP_SEQUENCES,
                 "max_input_tokens": limit - 1,
