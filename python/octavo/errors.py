@@ -12,6 +12,7 @@
     |   +-- CorruptFile                     truncated, inconsistent or hostile file
     |   +-- UnsupportedModel                unknown architecture, tensor type or feature
     +-- EngineDead (RuntimeError)           the engine process ended; its requests are lost
+        +-- EngineRestarting                it is being started again; ask once more in a moment
 
 The extension module raises these classes too.
 """
@@ -24,6 +25,7 @@ __all__ = [
     "ContextLengthExceeded",
     "CorruptFile",
     "EngineDead",
+    "EngineRestarting",
     "InvalidRequest",
     "ModelError",
     "ModelNotFound",
@@ -88,3 +90,15 @@ class UnsupportedModel(ModelError):
 
 class EngineDead(OctavoError, RuntimeError):
     """The engine process ended; its requests are lost."""
+
+
+class EngineRestarting(EngineDead):
+    """The engine process ended and is being started again: what ran is lost, the same request may be sent again.
+
+    Attributes:
+        retry_after: seconds after which it is worth a try.
+    """
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

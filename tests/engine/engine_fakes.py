@@ -6,6 +6,9 @@ Run as a program, this is an engine worker. The settings' `model` says how it be
     stall_at  the step that takes half a minute
     crash_at  the step that raises
     exit_at   the step that ends the process at once, as a fault in native code would
+    compute_at, compute_s   the step that computes for so many seconds
+    load_s    seconds that loading takes
+    refuse_while, larger_while   a file: while it is there the model is not, or has a token more
     load      `refuse`: the model is not there; `crash`: loading raises; `hang`: it never ends
     garbage   1: bytes that are no message follow the first step's outputs
 """
@@ -58,6 +61,8 @@ class MisbehavingRunner(FakeRunner):
         self._stall_at = int(options.get("stall_at", -1))
         self._crash_at = int(options.get("crash_at", -1))
         self._exit_at = int(options.get("exit_at", -1))
+        self._compute_at = int(options.get("compute_at", -1))
+        self._compute_s = float(options.get("compute_s", 0))
         self._close_raises = bool(options.get("close_raises"))
 
     def launch(self, plan: Any) -> Any:
@@ -65,6 +70,10 @@ class MisbehavingRunner(FakeRunner):
             time.sleep(self._step_s)
         if self.num_steps == self._stall_at:
             time.sleep(30)
+        if self.num_steps == self._compute_at:
+            until = time.monotonic() + self._compute_s
+            while time.monotonic() < until:
+                pass
         if self.num_steps == self._crash_at:
             raise RuntimeError("the device is on fire")
         if self.num_steps == self._exit_at:
@@ -81,7 +90,8 @@ def load(config: EngineConfig, progress: Any) -> tuple[EngineLoop, ModelInfo, No
     """What the worker's `build_engine` does, for a fake."""
     options = dict(item.split("=") for item in config.model.partition(":")[2].split(",") if item)
     progress("Loading", 0, 2)
-    if options.get("load") == "refuse":
+    time.sleep(float(options.get("load_s", 0)))
+    if options.get("load") == "refuse" or Path(options.get("refuse_while", "/nowhere")).exists():
         raise ModelNotFound(f"model: there is no {config.model!r}; name another")
     if options.get("load") == "crash":
         raise ZeroDivisionError("a fault of the loader")
@@ -90,10 +100,11 @@ def load(config: EngineConfig, progress: Any) -> tuple[EngineLoop, ModelInfo, No
     if options.get("garbage"):
         _send_garbage()
     progress("Loading", 2, 2)
+    vocab_size = VOCAB_SIZE + Path(options.get("larger_while", "/nowhere")).exists()
     info = fake_model_info(
-        vocab_size=VOCAB_SIZE, num_blocks=config.num_blocks or 256, max_model_len=config.max_model_len or MAX_MODEL_LEN
+        vocab_size=vocab_size, num_blocks=config.num_blocks or 256, max_model_len=config.max_model_len or MAX_MODEL_LEN
     )
-    table = TokenTable([f"<{token}>".encode() for token in range(VOCAB_SIZE)], bytes(VOCAB_SIZE))
+    table = TokenTable([f"<{token}>".encode() for token in range(vocab_size)], bytes(vocab_size))
     return build_loop(config, MisbehavingRunner(info, options), info, table), info, None
 
 

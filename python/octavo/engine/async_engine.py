@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -29,6 +30,7 @@ from octavo.engine.protocol import (
     StepOutputs,
 )
 from octavo.engine.requests import RequestMaker, submissions
+from octavo.engine.state import EngineState
 from octavo.errors import EngineDead, InvalidRequest
 from octavo.runner.interface import ModelInfo
 from octavo.sampling_params import SamplingParams
@@ -89,8 +91,11 @@ class AsyncEngine:
         self.config = config
         self.tokenizer = None
         self._name = config.model
-        self._client = EngineClient(self._receive, self._die)
-        self._loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self._client: EngineClient
+        self._loaded: asyncio.Future[ModelInfo]
+        self._command: Sequence[str] | None = None
+        # As the worker is told them: with the model's files found.
+        self._settings = config
         self._progress: Callable[[str, int, int], None] | None = None
         self._recommended: Mapping[str, float] = {}
         self._threads = ThreadPoolExecutor(min(_MAX_TEXT_THREADS, os.cpu_count() or 1), "octavo-text")
@@ -102,6 +107,9 @@ class AsyncEngine:
         self._queries: dict[int, asyncio.Future[dict[str, int | float]]] = {}
         self._fatal: str | None = None
         self._reason: str | None = None
+        self._stage: tuple[str, int, int] | None = None
+        self._since = time.time()
+        self._reconnect()
 
     @classmethod
     async def start(
@@ -123,15 +131,29 @@ class AsyncEngine:
             ModelError, ConfigError: the worker's own refusal (`ModelNotFound`, `CorruptFile`, `NotEnoughMemory`...).
             EngineDead: the worker process ended before it was ready.
         """
-        config = EngineConfig(model=config) if isinstance(config, str) else config
-        self = cls(config)
+        self = cls(EngineConfig(model=config) if isinstance(config, str) else config)
+        await self.load(progress=progress, worker_command=worker_command)
+        return self
+
+    async def load(
+        self,
+        *,
+        progress: Callable[[str, int, int], None] | None = None,
+        worker_command: Sequence[str] | None = None,
+    ) -> None:
+        """What `start` does beside construction; `state()` says meanwhile how far it is. Once.
+
+        Raises:
+            ModelError, ConfigError, EngineDead: as `start`.
+        """
         self._progress = progress
+        self._command = worker_command
         try:
             await self._client.start(WORKER_COMMAND if worker_command is None else worker_command)
             if worker_command is None:
                 await self._load()
             else:
-                self._client.send(Load(config))
+                self._client.send(Load(self.config))
             self.model = await self._loaded
         except BaseException:
             self._client.kill()
@@ -139,8 +161,8 @@ class AsyncEngine:
                 self._loaded.exception()
             await self.close()
             raise
-        self._requests = RequestMaker(self.model, config.seed)
-        return self
+        self._requests = RequestMaker(self.model, self.config.seed)
+        self._mark_ready()
 
     async def _load(self) -> None:
         """Find the model, tell the worker, and build the tokenizer while it loads."""
@@ -149,15 +171,42 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
 
         def progress(stage: str, done: int, total: int) -> None:
-            if self._progress is not None:
-                loop.call_soon_threadsafe(self._progress, stage, done, total)
+            loop.call_soon_threadsafe(self._note_progress, stage, done, total)
 
         source = await self._in_thread(lambda: find_model(self.config, progress))
         self._recommended = source.sampling_defaults
         if source.kind == "fake":
             self._name = source.name
-        self._client.send(Load(msgspec.structs.replace(self.config, model=str(source.path))))
+        # A restart takes the same files, whatever the name stands for by then.
+        self._settings = msgspec.structs.replace(self.config, model=str(source.path))
+        self._client.send(Load(self._settings))
         self.tokenizer = await self._in_thread(lambda: load_tokenizer(self.config, source))
+
+    def _note_progress(self, stage: str, done: int, total: int) -> None:
+        self._stage = (stage, done, total)
+        if self._progress is not None:
+            self._progress(stage, done, total)
+
+    def _mark_ready(self) -> None:
+        self._stage = None
+        self._since = time.time()
+
+    def _reconnect(self) -> EngineClient:
+        """A client for the next worker, in place of the last one's."""
+        client = EngineClient(self._receive, lambda reason: self._die(reason) if client is self._client else None)
+        self._client = client
+        self._loaded = asyncio.get_running_loop().create_future()
+        self._fatal = None
+        return client
+
+    def state(self) -> EngineState:
+        """Where the engine stands."""
+        name: Literal["loading", "ready", "dead"] = "loading" if not hasattr(self, "_requests") else "ready"
+        if self._reason is not None:
+            name = "dead"
+        return EngineState(
+            name=name, reason=self._reason, since=self._since, pid=self._client.pid, progress=self._stage
+        )
 
     async def _in_thread(self, function: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
@@ -376,8 +425,7 @@ class AsyncEngine:
             if query is not None and not query.done():
                 query.set_result(message.values)
         elif isinstance(message, Progress):
-            if self._progress is not None:
-                self._progress(message.stage, message.done, message.total)
+            self._note_progress(message.stage, message.done, message.total)
         elif isinstance(message, Ready):
             self._settle(message.info)
         elif isinstance(message, LoadFailed):
@@ -393,25 +441,37 @@ class AsyncEngine:
             self._loaded.set_result(outcome.known_as(self._name, self._recommended))
         else:
             self._loaded.set_exception(outcome)
+            # Perhaps nobody waits for it.
+            self._loaded.exception()
 
     def _die(self, reason: str) -> None:
         """The worker has ended."""
-        self._bury(reason if self._fatal is None else f"{reason}: {self._fatal}")
+        self._bury(self._with_last_words(reason))
+
+    def _with_last_words(self, reason: str) -> str:
+        return reason if self._fatal is None else f"{reason}: {self._fatal}"
 
     def _bury(self, reason: str) -> None:
-        """Tell everyone who waits; the first reason counts."""
+        """Tell everyone who waits that there is no more to come; the first reason counts."""
         if self._reason is not None:
             return
         self._reason = reason
+        self._since = time.time()
         self._settle(EngineDead(reason))
+        self._fail_all(lambda: EngineDead(reason))
+
+    def _fail_all(self, error: Callable[[], EngineDead]) -> None:
+        """End all that runs."""
         streams, self._streams = self._streams, {}
         self._ids.clear()
+        self._outbox.clear()
+        self._aborts.clear()
         for stream in streams.values():
-            stream.fail(EngineDead(reason))
+            stream.fail(error())
         queries, self._queries = self._queries, {}
         for query in queries.values():
             if not query.done():
-                query.set_exception(EngineDead(reason))
+                query.set_exception(error())
 
     async def __aenter__(self) -> AsyncEngine:
         """The engine itself; `close` at the end of the block."""

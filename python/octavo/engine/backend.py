@@ -121,6 +121,7 @@ class LocalBackend:
 
     def submit(self, requests: Sequence[CheckedRequest]) -> None:
         """Queue all of them, or none."""
+        self._loop.pulse.resume()
         now_us = time.monotonic_ns() // 1000
         for count, request in enumerate(requests):
             try:
@@ -141,7 +142,7 @@ class LocalBackend:
 
     def stats(self) -> dict[str, int | float]:
         """The core's gauges and counters."""
-        return dict(self._loop.core.stats())
+        return self._loop.stats()
 
     def close(self) -> None:
         """Give the device's memory back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -57,6 +58,16 @@ class EngineClient(asyncio.Protocol):
         self._process = WorkerProcess(command, on_exit=tell)
         await loop.create_unix_connection(lambda: self, sock=self._process.socket)
 
+    async def attach(self, sock: socket.socket) -> None:
+        """Connect to a worker that another process has started; see `WorkerProcess.invite`."""
+        sock.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
+
+    @property
+    def process(self) -> WorkerProcess | None:
+        """The worker, where it was started here."""
+        return self._process
+
     @property
     def pid(self) -> int:
         """The worker's process id; 0 before it is started."""
@@ -76,6 +87,15 @@ class EngineClient(asyncio.Protocol):
         """End the worker: first by closing the socket, in the end by force."""
         if self._transport is not None:
             self._transport.close()
+        elif self._process is not None:
+            self._process.socket.close()
+        await self._end_process()
+        # The burial begins when the event loop gets to it.
+        await asyncio.sleep(0)
+        if self._burial is not None:
+            await asyncio.wait((self._burial,))
+
+    async def _end_process(self) -> None:
         if self._process is None:
             return
         for number in (None, signal.SIGTERM, signal.SIGKILL):
@@ -86,6 +106,25 @@ class EngineClient(asyncio.Protocol):
             except asyncio.TimeoutError:
                 continue
             return
+
+    def condemn(self, reason: str) -> None:
+        """End a worker that is of no use any more, and give `reason` as the reason of its end."""
+        if self._fault is None:
+            self._fault = reason
+        self.kill()
+        # It may take its time to die, with a device that does not answer: nobody is to wait for that.
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_ended(self, timeout: float) -> bool:
+        """Whether the worker's process has ended; waits for it for a while."""
+        if self._process is None:
+            return True
+        try:
+            await asyncio.wait_for(self._ended.wait(), timeout)
+        except asyncio.TimeoutError:
+            return False
+        return True
 
     def kill(self) -> None:
         """End the worker at once."""
@@ -124,10 +163,10 @@ class EngineClient(asyncio.Protocol):
         self._burial = asyncio.get_running_loop().create_task(self._bury())
 
     async def _bury(self) -> None:
-        process = cast(WorkerProcess, self._process)
-        try:
-            await asyncio.wait_for(self._ended.wait(), _EPITAPH_WAIT_S)
-        except asyncio.TimeoutError:
-            self.kill()
+        epitaph = "the engine process closed its connection"
+        if self._process is not None:
+            if not await self.wait_ended(_EPITAPH_WAIT_S):
+                self.kill()
+            epitaph = self._process.epitaph()
         self.dead = True
-        self._on_dead(self._fault or process.epitaph())
+        self._on_dead(self._fault or epitaph)

@@ -48,6 +48,19 @@ class Connection:
         """Whether the client is too far behind for another step."""
         return self._pending_bytes > MAX_PENDING_BYTES
 
+    @property
+    def pending(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._pending)
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
     def send(self, message: FromWorker) -> None:
         """Send as much as goes, keep the rest.
 
@@ -74,11 +87,16 @@ class Connection:
         for descriptor, events in self._poll.poll(None if block else 0):
             if descriptor == self._wake:
                 continue
-            if events & select.POLLOUT:
-                self._flush()
-            if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
-                messages += self._receive()
+            messages += self.attend(events)
         return messages
+
+    def attend(self, events: int) -> list[Any]:
+        """Send and take what `poll` found to be possible; errors as of `exchange`."""
+        if events & select.POLLOUT:
+            self._flush()
+        if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
+            return self._receive()
+        return []
 
     def flush(self, timeout: float) -> None:
         """Wait until everything is sent, at most so many seconds."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.engine.protocol import Logprobs, StepOutputs
+from octavo.engine.pulse import Phase, Pulse
 
 if TYPE_CHECKING:
     from octavo._core import Core, Frame
@@ -24,11 +25,15 @@ class EngineLoop:
         runner: owns the device.
         overlap: plan and launch the next step before the last one's samples are there, so that a device never waits
             for the host. Tokens are the same either way.
+
+    Attributes:
+        pulse: where the loop notes what it does.
     """
 
     def __init__(self, core: Core, runner: Runner, *, overlap: bool) -> None:
         self.core = core
         self.runner = runner
+        self.pulse = Pulse()
         self._depth = 1 if overlap else 0
         self._open: deque[tuple[int, Handle]] = deque()
         runner.attach(core)
@@ -43,8 +48,11 @@ class EngineLoop:
         Returns:
             What the committed step gave; None when none was.
         """
+        pulse = self.pulse
+        pulse.enter(Phase.PLAN)
         plan = self.core.plan()
         if plan is not None:
+            pulse.enter(Phase.LAUNCH)
             self._open.append((plan.step, self.runner.launch(plan)))
             if len(self._open) <= self._depth:
                 return None
@@ -53,8 +61,18 @@ class EngineLoop:
                 raise RuntimeError(f"the core has work but plans no step: {self.core.stats()}")
             return None
         step, handle = self._open.popleft()
+        pulse.enter(Phase.WAIT)
         result = handle.result()
-        return _outputs(self.core.commit(step), result)
+        pulse.enter(Phase.COMMIT)
+        outputs = _outputs(self.core.commit(step), result)
+        pulse.count_step()
+        # What becomes of them is the caller's.
+        pulse.enter(Phase.SEND)
+        return outputs
+
+    def stats(self) -> dict[str, int | float]:
+        """The core's gauges and counters, and the host's seconds by part of a step."""
+        return {**self.core.stats(), **self.pulse.stats()}
 
     def drain(self) -> None:
         """Commit what is in flight and drop its outputs, after every request was aborted."""

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from octavo.engine.pulse import Pulse
 from octavo.errors import EngineDead
 
 __all__ = ["WORKER_COMMAND", "WorkerProcess"]
@@ -30,11 +31,12 @@ class WorkerProcess:
     nothing but wait for the worker.
 
     Args:
-        command: program and arguments; `--fd` and `--parent` are appended.
+        command: program and arguments; `--fd`, `--parent`, `--pulse` and `--invitations` are appended.
         on_exit: called in the waiting thread once the worker has ended.
 
     Attributes:
         socket: this process's end.
+        pulse: what the worker is doing.
 
     Raises:
         EngineDead: the program cannot be started.
@@ -42,18 +44,25 @@ class WorkerProcess:
 
     def __init__(self, command: Sequence[str] = WORKER_COMMAND, *, on_exit: Callable[[], None] | None = None) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._invitations, invitations = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pulse, pulse = Pulse.create()
         self._started = threading.Event()
         self._ended = threading.Event()
         self._error: OSError | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._on_exit = on_exit
+        descriptors = {"--fd": theirs.fileno(), "--pulse": pulse, "--invitations": invitations.fileno()}
         thread = threading.Thread(
-            target=self._run, args=(list(command), theirs), name="octavo-worker-watch", daemon=True
+            target=self._run, args=(list(command), descriptors), name="octavo-worker-watch", daemon=True
         )
         thread.start()
         self._started.wait()
+        theirs.close()
+        invitations.close()
+        os.close(pulse)
         if self._process is None:
             self.socket.close()
+            self._invitations.close()
             raise EngineDead(f"the engine process cannot be started: {self._error}")
 
     @property
@@ -61,23 +70,43 @@ class WorkerProcess:
         """The worker's process id; 0 before it is started."""
         return 0 if self._process is None else self._process.pid
 
-    def _run(self, command: list[str], theirs: socket.socket) -> None:
-        arguments = ["--fd", str(theirs.fileno()), "--parent", str(os.getpid())]
+    def invite(self) -> socket.socket:
+        """A connection for one more client, which the worker takes in once its model is loaded.
+
+        The first message on it is `Ready`. When it closes, its requests end and the others' go on.
+
+        Raises:
+            EngineDead: the worker has ended.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            socket.send_fds(self._invitations, [b"+"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise EngineDead(self.epitaph()) from None
+        finally:
+            theirs.close()
+        return ours
+
+    def _run(self, command: list[str], descriptors: dict[str, int]) -> None:
+        arguments = ["--parent", str(os.getpid())]
+        for option, descriptor in descriptors.items():
+            arguments += [option, str(descriptor)]
         # The worker inherits it: a Ctrl-C in the terminal must not reach it before it can say that it ignores it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             # Standard output belongs to the program; what the worker prints goes to standard error.
             self._process = subprocess.Popen(  # noqa: S603
-                command + arguments, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=2
+                command + arguments, pass_fds=tuple(descriptors.values()), stdin=subprocess.DEVNULL, stdout=2
             )
         except OSError as error:
             self._error = error
             return
         finally:
-            theirs.close()
             self._started.set()
         self._process.wait()
         self._ended.set()
+        self._invitations.close()
         if self._on_exit is not None:
             self._on_exit()
 

@@ -180,8 +180,14 @@ def submissions(requests: Sequence[Request], *, batch: bool = False) -> Iterator
         yield Submit(chunk, batch=batch)
 
 
-def submit(core: Core, request: Request, arrival_us: int) -> None:
+def submit(core: Core, request: Request, arrival_us: int, core_id: int | None = None) -> None:
     """Queue a request. The engine's half.
+
+    Args:
+        core: takes it.
+        request: as its client sent it.
+        arrival_us: when.
+        core_id: the core's id of it where that is not the client's.
 
     Raises:
         InvalidRequest, ContextLengthExceeded, CapacityExceeded: the request is not queued.
@@ -195,7 +201,7 @@ def submit(core: Core, request: Request, arrival_us: int) -> None:
     submit_checked(
         core,
         CheckedRequest(
-            request.request_id,
+            request.request_id if core_id is None else core_id,
             request.prompt,
             params,
             params.seed,

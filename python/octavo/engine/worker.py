@@ -1,10 +1,11 @@
-"""The engine worker: a process that owns the model and serves one client over an inherited socket.
+"""The engine worker: a process that owns the model and serves the process that started it over an inherited socket.
 
-    python -m octavo.engine.worker --fd N --parent PID
+    python -m octavo.engine.worker --fd N --parent PID [--pulse N] [--invitations N]
 
-It is single-threaded: drain the socket, step, send. Idle, it sleeps in `poll`. It ends when its client's end of the
-socket closes, and the kernel kills it when its parent dies, so it is never left behind. A fault in a step ends it with
-its requests told, a traceback in its log (standard error) and exit code 1; a refused model gives exit code 2.
+More clients may be invited: their sockets come through one more inherited socket. The worker is single-threaded: drain
+the sockets, step, send. Idle, it sleeps in `poll`. It ends when its first client's end of the socket closes, and the
+kernel kills it when its parent dies, so it is never left behind. A fault in a step ends it with its requests told, a
+traceback in its log (standard error) and exit code 1; a refused model gives exit code 2.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from octavo.config import EngineConfig
+from octavo.engine.clients import Client, Clients
 from octavo.engine.collector import set_aside
 from octavo.engine.connection import ClientGone, Connection
 from octavo.engine.loop import EngineLoop
@@ -41,6 +45,7 @@ from octavo.engine.protocol import (
     StatsQuery,
     Submit,
 )
+from octavo.engine.pulse import Phase, Pulse
 from octavo.engine.requests import submit
 from octavo.errors import OctavoError
 from octavo.log_format import configure_child
@@ -56,81 +61,120 @@ _PROGRESS_INTERVAL_S = 0.05
 _LAST_WORDS_S = 1.0
 
 
+class _Answers(msgspec.Struct):
+    n: int = 1
+
+
+_ANSWERS = msgspec.msgpack.Decoder(_Answers)
+
+
 class Worker:
-    """Serves one client until it has gone.
+    """Serves clients until the first has gone.
 
     Args:
-        connection: to the client.
+        clients: who asks.
         loop: the loaded engine.
+        info: what it is, for clients that come later.
 
     Attributes:
         stopping: set by a signal handler; `run` returns before the next step.
     """
 
-    def __init__(self, connection: Connection, loop: EngineLoop) -> None:
-        self._connection = connection
+    def __init__(self, clients: Clients, loop: EngineLoop, info: ModelInfo) -> None:
+        self._clients = clients
         self._loop = loop
-        self._batch: list[int] = []
-        self._batch_refused = False
-        self._batch_open = False
+        self._info = info
         self.stopping = False
 
     def run(self) -> None:
-        """Serve.
+        """Serve. What came is taken in before each step, so an abort reaches the core before the next plan.
 
         Raises:
-            ClientGone: the client has closed its end.
+            ClientGone: the first client has closed its end.
             ProtocolError: it sent what is no message.
             Exception: a step failed; the engine is of no use any more.
         """
+        clients, loop, pulse = self._clients, self._loop, self._loop.pulse
         while not self.stopping:
-            held = self._connection.clogged or self._batch_open
-            messages = self._connection.exchange(block=held or not self._loop.has_work())
-            for message in messages:
-                self._handle(message)
-            if self._batch_open or self._connection.clogged:
+            held = clients.held
+            self._say_goodbye()
+            block = held or not loop.has_work()
+            if block:
+                pulse.enter(Phase.HELD if held else Phase.IDLE)
+            else:
+                pulse.enter(Phase.RECEIVE)
+            messages = clients.exchange(block=block)
+            if block and messages:
+                pulse.enter(Phase.RECEIVE)
+            for client, message in messages:
+                self._handle(client, message)
+            self._greet()
+            self._say_goodbye()
+            if clients.held:
                 continue
-            outputs = self._loop.step()
+            outputs = loop.step()
             if outputs is not None:
-                self._connection.send(outputs)
+                clients.deliver(outputs)
 
-    def _handle(self, message: Any) -> None:
-        if isinstance(message, Submit):
-            self._submit(message)
-        elif isinstance(message, Abort):
-            for request_id in message.request_ids:
+    def _greet(self) -> None:
+        newcomers = self._clients.newcomers
+        while newcomers:
+            self._clients.send(newcomers.pop(), Ready(self._info))
+
+    def _say_goodbye(self) -> None:
+        leavers = self._clients.leavers
+        while leavers:
+            for request_id in leavers.pop().unfinished:
                 self._loop.core.abort(request_id)
-        elif isinstance(message, StatsQuery):
-            self._connection.send(Stats(message.query_id, dict(self._loop.core.stats())))
-        else:
-            raise ProtocolError(f"{type(message).__name__} is not expected here")
 
-    def _submit(self, message: Submit) -> None:
+    def _handle(self, client: Client, message: Any) -> None:
+        if client.gone:
+            return
+        try:
+            if isinstance(message, Submit):
+                self._submit(client, message)
+            elif isinstance(message, Abort):
+                for request_id in message.request_ids:
+                    core_id = client.core_id(request_id)
+                    client.unfinished.pop(core_id, None)
+                    self._loop.core.abort(core_id)
+            elif isinstance(message, StatsQuery):
+                self._clients.send(client, Stats(message.query_id, self._loop.stats()))
+            else:
+                raise ProtocolError(f"{type(message).__name__} is not expected here")
+        except ProtocolError as error:
+            self._clients.refuse(client, error)
+
+    def _submit(self, client: Client, message: Submit) -> None:
         now_us = time.monotonic_ns() // 1000
         for request in message.requests:
-            if message.batch and self._batch_refused:
+            if message.batch and client.batch_refused:
                 break
+            core_id = client.core_id(request.request_id)
             try:
-                submit(self._loop.core, request, now_us)
+                submit(self._loop.core, request, now_us, core_id)
             except OctavoError as error:
-                self._connection.send(Rejected(request.request_id, ErrorRecord.of(error)))
-                self._batch_refused = message.batch
+                self._clients.send(client, Rejected(request.request_id, ErrorRecord.of(error)))
+                client.batch_refused = message.batch
             else:
                 if message.batch:
-                    self._batch.append(request.request_id)
-        self._batch_open = message.batch and message.more
+                    client.batch.append(core_id)
+                if client.number:
+                    client.unfinished[core_id] = _num_answers(request.params)
+        client.batch_open = message.batch and message.more
         if message.batch and not message.more:
-            self._close_batch()
+            self._close_batch(client)
 
-    def _close_batch(self) -> None:
+    def _close_batch(self, client: Client) -> None:
         """All of the batch or nothing: no step was taken since its first request."""
-        if self._batch_refused:
-            for request_id in self._batch:
-                self._loop.core.abort(request_id)
+        if client.batch_refused:
+            for core_id in client.batch:
+                client.unfinished.pop(core_id, None)
+                self._loop.core.abort(core_id)
         else:
-            self._connection.send(Accepted())
-        self._batch.clear()
-        self._batch_refused = False
+            self._clients.send(client, Accepted())
+        client.batch.clear()
+        client.batch_refused = False
 
 
 class _ProgressSender:
@@ -161,6 +205,8 @@ def main(arguments: list[str] | None = None, *, load: LoadEngine | None = None) 
     parser = argparse.ArgumentParser(prog="octavo.engine.worker", description="Started by Octavo's own processes.")
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
     parser.add_argument("--parent", type=int, required=True, help="the process to die with")
+    parser.add_argument("--pulse", type=int, help="the inherited page to say on what is done")
+    parser.add_argument("--invitations", type=int, help="the inherited socket that brings more clients")
     options = parser.parse_args(arguments)
     _die_with(options.parent)
     faulthandler.enable()
@@ -173,8 +219,10 @@ def main(arguments: list[str] | None = None, *, load: LoadEngine | None = None) 
     for end in (wake_read, wake_write):
         end.setblocking(False)
     connection = Connection(sock, wake_read.fileno())
+    pulse = Pulse(options.pulse)
+    invitations = None if options.invitations is None else socket.socket(fileno=options.invitations)
     try:
-        return _serve(connection, wake_write.fileno(), load)
+        return _serve(connection, wake_read.fileno(), wake_write.fileno(), load, pulse, invitations)
     except ClientGone:
         return 0
     except Exception as error:
@@ -189,7 +237,14 @@ def main(arguments: list[str] | None = None, *, load: LoadEngine | None = None) 
         return 1
 
 
-def _serve(connection: Connection, wake: int, load: LoadEngine | None) -> int:
+def _serve(
+    connection: Connection,
+    wake_read: int,
+    wake_write: int,
+    load: LoadEngine | None,
+    pulse: Pulse,
+    invitations: socket.socket | None,
+) -> int:
     build = load
     if build is None:
         # Imports take their time: meanwhile the client finds the model's files.
@@ -198,6 +253,7 @@ def _serve(connection: Connection, wake: int, load: LoadEngine | None) -> int:
 
         build = build_engine
     config = _await_config(connection)
+    pulse.enter(Phase.LOADING)
     try:
         loop, info, _ = build(config, _ProgressSender(connection))
     except OctavoError as error:
@@ -205,12 +261,13 @@ def _serve(connection: Connection, wake: int, load: LoadEngine | None) -> int:
         connection.flush(_LAST_WORDS_S)
         return 2
     set_aside()
-    worker = Worker(connection, loop)
+    loop.pulse = pulse
+    worker = Worker(Clients(connection, wake_read, invitations), loop, info)
 
     def stop(_number: int, _frame: object) -> None:
         worker.stopping = True
 
-    signal.set_wakeup_fd(wake)
+    signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGTERM, stop)
     connection.send(Ready(info))
     try:
@@ -221,6 +278,11 @@ def _serve(connection: Connection, wake: int, load: LoadEngine | None) -> int:
     # After any other failure the client is told at once, and the memory goes with the process.
     loop.close()
     return 0
+
+
+def _num_answers(params: msgspec.Raw) -> int:
+    """How many answers a request that was taken asks for."""
+    return _ANSWERS.decode(params).n
 
 
 def _await_config(connection: Connection) -> EngineConfig:

@@ -14,10 +14,10 @@ PASSAGE = (
     " friend in 東京, and one, with a drawing of a whale 🐳, from a child in 서울. He answered all of them with care,"
     " because a letter, he said, is the only ship that never sinks. In the evening the lamp turned and turned, the"
     " gulls were silent, and the bread was gone. The price of flour rose to 3 € a bag; he wrote that down too and"
-    " laughed. Nothing much happened on the island, and yet each day was full: there was wood to cut, glass to clean, a clock to"
-    " wind, a garden to water. When the storm came in autumn he counted the seconds between light and thunder, and the"
-    " number was always small. “Déjà vu,” he told the cat 🐈. The cat did not answer. Then spring returned with its"
-    " ferries, its visitors and its questions, and he told them this story from the beginning:"
+    " laughed. Nothing much happened on the island, and yet each day was full: there was wood to cut, glass to clean, a"
+    " clock to wind, a garden to water. When the storm came in autumn he counted the seconds between light and thunder,"
+    " and the number was always small. “Déjà vu,” he told the cat 🐈. The cat did not answer. Then spring returned with"
+    " its ferries, its visitors and its questions, and he told them this story from the beginning:"
 )
 """What a fake model writes: words of ASCII, and characters of two, three and four bytes among them."""
 
