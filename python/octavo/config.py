@@ -57,6 +57,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
         enable_prefix_caching: reuse the blocks of equal prefixes.
         overlap: plan the next step before the last one is committed; None: on a GPU yes, on a CPU no.
         seed: of the sampling of requests that name none.
+        stall_timeout: seconds that a step may stand still before the engine's process counts as hung and is restarted.
+        restart_limit: restarts in a row that may fail, or end within a minute, before the engine is given up.
         num_threads: CPU threads of the engine; the physical cores it may use when None.
         trust_remote_code: refused; here so that the refusal can say why.
     """
@@ -80,6 +82,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     overlap: bool | None = None
     seed: int = 0
     num_threads: int | None = None
+    stall_timeout: float = 30.0
+    restart_limit: int = 5
     trust_remote_code: bool = False
 
     @classmethod
@@ -138,6 +142,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}: {value} is not positive; leave it out to let Octavo choose")
+        if not (math.isfinite(self.stall_timeout) and self.stall_timeout >= 1):
+            raise ConfigError(f"stall_timeout: {self.stall_timeout} is not 1 second or more")
+        if self.restart_limit < 0:
+            raise ConfigError(f"restart_limit: {self.restart_limit} is negative; use 0 for no restart at all")
         if not (math.isfinite(self.gpu_memory_utilization) and 0 < self.gpu_memory_utilization <= 1):
             raise ConfigError(f"gpu_memory_utilization: {self.gpu_memory_utilization} is not in (0, 1]")
 

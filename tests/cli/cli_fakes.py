@@ -15,7 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
 from octavo.config import EngineConfig
-from octavo.engine import async_engine
+from octavo.engine import async_engine, supervisor
 from octavo.engine.outputs import OutputDelta
 from octavo.errors import ModelNotFound
 from octavo.sampling_params import SamplingParams
@@ -51,6 +51,7 @@ class CommandEngine(FakeEngine):
 
 if __name__ == "__main__":
     async_engine.AsyncEngine = CommandEngine  # type: ignore[assignment, misc]
+    supervisor.SupervisedEngine = CommandEngine  # type: ignore[assignment, misc]
     from octavo.cli import main
 
     main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -115,7 +116,7 @@ def test_requests_of_a_restart_wait_for_it_or_are_told_when(run: Callable[..., A
                 await engine.generate([1])
             assert time.monotonic() - begun < 1
             assert 25 < caught.value.retry_after <= 31
-        async with supervised(first_delay_s=0.9, max_delay_s=0.9, wait_s=1.2) as engine:
+        async with supervised(first_delay_s=0.9, max_delay_s=0.9, wait_s=30) as engine:
             pid = engine.state().pid
             os.kill(pid, signal.SIGKILL)
             await until(lambda: engine.state().name == "restarting")
@@ -211,23 +212,22 @@ def test_a_reader_that_is_behind_is_no_stall(run: Callable[..., Any]) -> None:
         ("fake:garbage=1", "sent what is no message"),
     ],
 )
-def test_a_crash_loop_is_given_up_after_ever_longer_pauses(run: Callable[..., Any], model: str, reason: str) -> None:
+def test_a_crash_loop_is_given_up_after_ever_longer_pauses(
+    run: Callable[..., Any], caplog: pytest.LogCaptureFixture, model: str, reason: str
+) -> None:
     async def main() -> None:
         async with supervised(model, first_delay_s=0.1, max_delay_s=1) as engine:
             pids = set()
             begun = time.monotonic()
-            pauses = []
             for count in range(4):
                 pids.add(engine.state().pid)
                 error = await failure(engine.stream([1], LONG))
-                down = time.monotonic()
                 assert reason in str(error)
                 assert isinstance(error, EngineRestarting) == (count < 3)
                 if count < 3:
                     await until(lambda: engine.state().name == "ready")
-                    pauses.append(time.monotonic() - down)
             assert time.monotonic() - begun > 0.1 + 0.2 + 0.4
-            assert pauses[2] - pauses[0] > 0.15
+            assert re.findall("again in ([0-9.]+) s", caplog.text) == ["0.1", "0.2", "0.4"]
             state = engine.state()
             assert (state.name, state.restarts, len(pids)) == ("dead", 3, 4)
             assert "given up" in str(state.reason)

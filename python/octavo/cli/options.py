@@ -66,6 +66,8 @@ _OPTIONS = (
     ),
     _option(int, 0, "--seed", text="Seeds the sampling of requests without a seed of their own."),
     _option(int | None, None, "--num-threads", text="CPU threads; the physical cores when left out."),
+    _option(float, 30.0, "--stall-timeout", text="Seconds a step may stand still before the engine is restarted."),
+    _option(int, 5, "--restart-limit", text="Quick failures in a row after which the engine is given up."),
     _option(bool, False, "--trust-remote-code", text="Refused: Octavo never runs code from model files."),
 )
 _NO_MODEL = "demo"  # of a command that names several: it replaces it

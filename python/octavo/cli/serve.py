@@ -26,7 +26,7 @@ from octavo.server.service_manager import notify
 from octavo.server.starting import Progress, start_engine
 
 if TYPE_CHECKING:
-    from octavo.engine.async_engine import AsyncEngine
+    from octavo.engine.supervisor import SupervisedEngine
     from octavo.server.admin import AdminKeys
     from octavo.server.auth import KeyRing
     from octavo.server.registry import ModelRegistry
@@ -100,7 +100,7 @@ class _Starter:
         if self._report is not None:
             self._report(stage, done, total)
 
-    async def __call__(self, config: EngineConfig, progress: Progress) -> AsyncEngine:
+    async def __call__(self, config: EngineConfig, progress: Progress) -> SupervisedEngine:
         early, self._early = self._early, None
         if early is not None and config is self._first:
             self._report = progress

@@ -64,7 +64,7 @@ class SupervisedEngine(AsyncEngine):
 
     Args:
         config: the model and the engine's settings.
-        policy: what counts as hung, and how often to try.
+        policy: what counts as hung, and how often to try; by the settings when None.
 
     Attributes:
         restarts: times the process was started again.
@@ -73,7 +73,7 @@ class SupervisedEngine(AsyncEngine):
     def __init__(self, config: EngineConfig, policy: RestartPolicy | None = None) -> None:
         super().__init__(config)
         self.restarts = 0
-        self._policy = policy or RestartPolicy()
+        self._policy = policy or RestartPolicy.of(config)
         self._outage: _Outage | None = None
         self._last_reason: str | None = None
         self._failures = 0

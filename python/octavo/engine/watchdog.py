@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from octavo.config import EngineConfig
 from octavo.engine.pulse import Phase
 
 __all__ = ["ProcessLook", "RestartPolicy", "Watchdog", "look_at"]
@@ -43,6 +44,11 @@ class RestartPolicy(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     step_limit_s: float = 900.0
     stopped_s: float = 2.0
     wait_s: float = 5.0
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> RestartPolicy:
+        """As an engine's settings want it."""
+        return cls(max_failures=config.restart_limit, stall_s=config.stall_timeout)
 
     @property
     def interval_s(self) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 from octavo.errors import (
     ContextLengthExceeded,
     EngineDead,
+    EngineRestarting,
     InvalidRequest,
     ModelNotServed,
     OctavoError,
@@ -106,6 +107,7 @@ _TABLE: tuple[tuple[type[BaseException], int, str, str | None, dict[str, str]], 
     (EngineLoading, 503, "service_unavailable_error", "model_loading", _RETRY),
     (ModelUnavailable, 503, "service_unavailable_error", "model_unavailable", {"retry-after": "5"}),
     (ServerStopping, 503, "service_unavailable_error", "server_stopping", {**_RETRY, "connection": "close"}),
+    (EngineRestarting, 503, "service_unavailable_error", "engine_restarting", _RETRY),
     (EngineDead, 503, "service_unavailable_error", "engine_dead", _RETRY),
     (Exception, 500, "server_error", "internal_error", _NO_RETRY),
 )
@@ -129,6 +131,6 @@ def describe(error: BaseException) -> tuple[int, dict[str, Any], dict[str, str]]
         message = "The server failed to answer this request; its log says why."
     field = getattr(error, "field", None)
     headers = dict(headers)
-    if isinstance(error, _TryLater):
+    if isinstance(error, _TryLater | EngineRestarting):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     return status, {"error": {"message": message, "type": label, "param": field, "code": code}}, headers

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
-    from octavo.engine.async_engine import AsyncEngine
+    from octavo.engine.supervisor import SupervisedEngine
 
 __all__ = ["Progress", "start_engine"]
 
 Progress = Callable[[str, int, int], None]
 
 
-async def start_engine(config: EngineConfig, progress: Progress) -> AsyncEngine:
+async def start_engine(config: EngineConfig, progress: Progress) -> SupervisedEngine:
     """An engine in a worker process of its own.
 
     Raises:
         OctavoError: it cannot be started.
     """
-    from octavo.engine.async_engine import AsyncEngine
+    from octavo.engine.supervisor import SupervisedEngine
 
-    return await AsyncEngine.start(config, progress=progress)
+    return await SupervisedEngine.start(config, progress=progress)
