@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import openai
 import uvloop
+from octavo.server.app import create_app
 from octavo.server.lifecycle import serve
 from octavo.server.listen import bind
 from octavo.server.state import ServerState
 from server_fakes import FakeEngine
+from starlette.applications import Starlette
 
 
 class Running:
@@ -63,3 +66,11 @@ class Running:
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(10)
         assert not self._thread.is_alive()
+
+
+def application(state: ServerState) -> Starlette:
+    """The router beneath whatever stands before it."""
+    app: Any = create_app(state)
+    while not isinstance(app, Starlette):
+        app = app.app
+    return app

@@ -8,14 +8,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from octavo.server import anthropic, chat, completions, health, observe, ollama, reads, responses, tgi, tokens
+from octavo.server import (
+    anthropic,
+    chat,
+    completions,
+    docs,
+    health,
+    observe,
+    ollama,
+    openapi,
+    reads,
+    responses,
+    tgi,
+    tokens,
+)
 from octavo.server.guard import guard
 from octavo.server.reads import json_response
 from octavo.server.state import ServerState
 
 __all__ = ["create_app"]
 
-_MODULES = (anthropic, chat, completions, health, observe, ollama, reads, responses, tgi, tokens)
+_MODULES = (anthropic, chat, completions, docs, health, observe, ollama, openapi, reads, responses, tgi, tokens)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

@@ -144,7 +144,7 @@ class Exchange:
         any_content_type: bool = False,
     ) -> None:
         self._state = state
-        self._process = process
+        self.process = process
         self._errors = errors
         self._any_content_type = any_content_type
 
@@ -187,7 +187,7 @@ class Exchange:
     async def _work(self, call: Call) -> None:
         reply = call.reply
         try:
-            await self._process(call)
+            await self.process(call)
         except asyncio.CancelledError:
             if not self._state.aborting:
                 raise
