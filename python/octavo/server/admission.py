@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import heapq
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ _WEIGHTS = {"high": 16.0, "normal": 4.0, "low": 1.0}
 _EXPECTED_TOKENS = 1024
 _MIN_UNSTARTED = 16
 _MAX_TENANTS = 4096
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
 class Concurrency:
@@ -326,39 +328,20 @@ class AdmissionQueue:
         self._dispatch()
         return tickets
 
-    async def turn(self, ticket: _Ticket, deadline: float | None) -> None:
-        """Wait until a ticket may enter the engine.
+    async def turn(self, ticket: _Ticket) -> None:
+        """Wait until a ticket may enter the engine."""
+        if not ticket.entered:
+            ticket.turn = asyncio.get_running_loop().create_future()
+            await ticket.turn
 
-        Args:
-            ticket: of `join`.
-            deadline: on the loop's clock.
-
-        Raises:
-            QueueTimeout: the deadline passed.
-        """
-        if ticket.entered:
-            return
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        ticket.turn = turn
-
-        def expire() -> None:
-            if not turn.done():
-                self._timed_out += 1
-                turn.set_exception(
-                    QueueTimeout(
-                        "The request's time was over while it waited for its turn; try again later, or give it more "
-                        "(timeout, X-Request-Timeout)",
-                        self.expected_wait(),
-                    )
-                )
-
-        timer = None if deadline is None else loop.call_at(deadline, expire)
-        try:
-            await turn
-        finally:
-            if timer is not None:
-                timer.cancel()
+    def timed_out(self) -> QueueTimeout:
+        """What to answer to a request whose time was over before its first token."""
+        self._timed_out += 1
+        return QueueTimeout(
+            "The request's time was over before its first token; try again later, or give it more time (timeout, "
+            "X-Request-Timeout)",
+            self.expected_wait(),
+        )
 
     def started(self, ticket: _Ticket) -> None:
         """A ticket's first token came."""
@@ -509,16 +492,16 @@ class Admission:
         return self
 
     async def turn(self, prompt: int = 0) -> None:
-        """Wait until a prompt may enter the engine.
-
-        Raises:
-            QueueTimeout.
-        """
+        """Wait until a prompt may enter the engine."""
         ticket = self._tickets[prompt]
         if not ticket.entered:
-            await self._queue.turn(ticket, self._ends)
+            await self._queue.turn(ticket)
             if not self.waited:
                 self.waited = time.monotonic() - self._began
+
+    def timed_out(self) -> QueueTimeout:
+        """What to answer when the time was over before the first token."""
+        return self._queue.timed_out()
 
     def count(self, prompt: int, tokens: int) -> None:
         """A piece of that many tokens came for a prompt."""
@@ -555,15 +538,11 @@ def class_of(identity: Identity, asked: str | int | None, field: str) -> str:
         return identity.priority
     if isinstance(asked, str):
         word = asked.strip().lower()
-        if word not in PRIORITIES:
-            try:
-                asked = int(word) if len(word) < 20 else 0
-            except ValueError:
-                raise InvalidRequest(
-                    f"{field}: {word[:40]!a} is neither {', '.join(PRIORITIES)} nor a whole number", field
-                ) from None
-        else:
+        if word in PRIORITIES:
             return max(word, identity.best_priority, key=PRIORITIES.index)
+        if not _INTEGER.fullmatch(word):
+            raise InvalidRequest(f"{field}: {word[:40]!a} is neither {', '.join(PRIORITIES)} nor a whole number", field)
+        asked = int(word)
     wanted = "high" if asked < 0 else "low" if asked > 0 else "normal"
     return max(wanted, identity.best_priority, key=PRIORITIES.index)
 

@@ -12,7 +12,6 @@ import msgspec
 from octavo.engine.outputs import OutputDelta, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 from octavo.server.admission import Admission, Deadline
-from octavo.server.errors import QueueTimeout
 from octavo.server.metrics import RequestRecord
 from octavo.server.served import ServedModel
 
@@ -106,7 +105,9 @@ async def _several(
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-async def _within(deadline: Deadline, source: AsyncIterator[tuple[int, OutputDelta]], choices: int, n: int) -> Any:
+async def _within(
+    admission: Admission, deadline: Deadline, source: AsyncIterator[tuple[int, OutputDelta]], choices: int, n: int
+) -> AsyncIterator[tuple[int, OutputDelta]]:
     """What `source` gives before the deadline, then the end of every answer that has none."""
     open_choices = set(range(choices))
     began = False
@@ -119,10 +120,6 @@ async def _within(deadline: Deadline, source: AsyncIterator[tuple[int, OutputDel
             if not deadline.interrupted():
                 raise
             break
-        except QueueTimeout:
-            if not began:
-                raise
-            break
         finally:
             deadline.end_wait()
         began = True
@@ -131,7 +128,7 @@ async def _within(deadline: Deadline, source: AsyncIterator[tuple[int, OutputDel
             open_choices.discard(prompt * n + delta.index)
         yield item
     if not began:
-        raise QueueTimeout("The request's time was over before its first token; try again later, or give it more", 1.0)
+        raise admission.timed_out()
     for choice in sorted(open_choices):
         yield choice // n, OutputDelta(index=choice % n, finish_reason="length")
 
@@ -180,7 +177,11 @@ async def pieces(
                 sink = None if push is None else _counted(push, admission, record)
                 source = _one(admission, served, 0, prompts[0], sink=sink, whole=whole)
             async with aclosing(source):
-                timed = source if deadline is None else _within(deadline, source, len(prompts) * params.n, params.n)
+                timed = (
+                    source
+                    if deadline is None
+                    else _within(admission, deadline, source, len(prompts) * params.n, params.n)
+                )
                 async for prompt, delta in timed:
                     choice = prompt * params.n + delta.index
                     record.add(prompt, choice, delta)
