@@ -87,8 +87,8 @@ class Call:
         return served
 
     def _session(self) -> str | None:
-        name: str | None = getattr(getattr(self, "identity", None), "name", None)
-        return self.header(b"x-session-id") or name
+        identity = self.identity
+        return self.header(b"x-session-id") or (None if identity.anonymous else identity.name)
 
     def end(self) -> None:
         """The exchange is over: its models are no longer in use by it."""
