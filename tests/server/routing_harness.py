@@ -35,6 +35,7 @@ class Routed:
         self, *models: str, start_engine: Any = None, keys: KeyRing | None = None, ready: bool = True, **settings: Any
     ) -> None:
         self.engines = Engines()
+        self.http = httpx.Client(timeout=20)
         self.state = ServerState(ServerSettings(**settings), start_engine or self.engines, keys=keys)
         self.registry = self.state.registry
         for model in models:
@@ -77,14 +78,19 @@ class Routed:
     def ask(self, model: str | None, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         """One short completion."""
         body = {"prompt": "Hi", "max_tokens": 2, **fields} | ({} if model is None else {"model": model})
-        return httpx.post(f"{self.url}/v1/completions", json=body, headers=headers, timeout=20)
+        return self.http.post(f"{self.url}/v1/completions", json=body, headers=headers)
 
     def admin(self, method: str, path: str, body: Any = None, key: str | None = ADMIN_KEY) -> httpx.Response:
         """One admin request."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return httpx.request(method, f"{self.admin_url}/admin/{path}", json=body, headers=headers, timeout=20)
+        return self.http.request(method, f"{self.admin_url}/admin/{path}", json=body, headers=headers)
+
+    def get(self, path: str) -> httpx.Response:
+        """Read something."""
+        return self.http.get(f"{self.url}/{path}")
 
     def stop(self) -> None:
+        self.http.close()
         assert self._task is not None
         self.loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(20)

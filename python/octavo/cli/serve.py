@@ -93,10 +93,12 @@ class _Starter:
         self._show = show
         self._first = first
         self._report: Progress | None = None
+        self._last: tuple[str, int, int] | None = None
         self._early = None if first is None else asyncio.ensure_future(start_engine(first, self._tell))
 
     def _tell(self, stage: str, done: int, total: int) -> None:
         self._show(stage, done, total)
+        self._last = (stage, done, total)
         if self._report is not None:
             self._report(stage, done, total)
 
@@ -104,6 +106,8 @@ class _Starter:
         early, self._early = self._early, None
         if early is not None and config is self._first:
             self._report = progress
+            if self._last is not None:
+                progress(*self._last)
             return await early
         self._early = early
 
