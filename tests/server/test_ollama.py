@@ -33,6 +33,14 @@ def native(server: Running) -> Iterator[ollama.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[Running]:
+    """A server for requests that never reach its engine."""
+    running = Running(FakeEngine(), ServerState())
+    yield running
+    running.stop()
+
+
 def prompt_of(server: Running) -> str:
     return "".join(map(chr, server.engine.prompts[-1]))
 
@@ -294,14 +302,14 @@ def test_unknown_model(native: ollama.Client) -> None:
         ({"model": 5}, "model"),
     ],
 )
-def test_bad_fields_of_both(server: Running, fields: dict[str, Any], named: str) -> None:
+def test_bad_fields_of_both(refusing: Running, fields: dict[str, Any], named: str) -> None:
     bodies = {"/api/chat": {"messages": USER}, "/api/generate": {"prompt": "Hi"}}
     for path, body in bodies.items():
-        done = post(server, path, {"model": "fake", **body, **fields})
+        done = post(refusing, path, {"model": "fake", **body, **fields})
         assert done.status_code == 400, done.text
         assert list(done.json()) == ["error"]
         assert done.json()["error"].startswith(f"{named}: "), done.text
-    assert not server.engine.prompts
+    assert not refusing.engine.prompts
 
 
 @pytest.mark.parametrize(
@@ -322,8 +330,8 @@ def test_bad_fields_of_both(server: Running, fields: dict[str, Any], named: str)
         ("/api/generate", {"prompt": 5}, "prompt"),
     ],
 )
-def test_bad_fields_of_one(server: Running, path: str, fields: dict[str, Any], named: str) -> None:
-    done = post(server, path, {"model": "fake", "messages": USER, "prompt": "Hi", **fields})
+def test_bad_fields_of_one(refusing: Running, path: str, fields: dict[str, Any], named: str) -> None:
+    done = post(refusing, path, {"model": "fake", "messages": USER, "prompt": "Hi", **fields})
     assert done.status_code == 400
     assert done.json()["error"].startswith(f"{named}: "), done.text
 
@@ -336,9 +344,9 @@ def test_too_long(server: Running) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"[" * 100_000, b'{"model": "\xff"}'])
-def test_not_json(server: Running, body: bytes) -> None:
+def test_not_json(refusing: Running, body: bytes) -> None:
     for path in ("/api/chat", "/api/generate", "/api/show"):
-        done = post(server, path, body)
+        done = post(refusing, path, body)
         assert done.status_code == 400
         assert isinstance(done.json()["error"], str)
 
@@ -353,8 +361,8 @@ def test_any_content_type_but_not_from_a_web_page(server: Running) -> None:
 
 
 @pytest.mark.parametrize("path", ["pull", "push", "create", "copy", "embed", "embeddings"])
-def test_refused(server: Running, path: str) -> None:
-    done = post(server, f"/api/{path}", {"model": "fake"})
+def test_refused(refusing: Running, path: str) -> None:
+    done = post(refusing, f"/api/{path}", {"model": "fake"})
     assert done.status_code == 400
     assert done.json()["error"].startswith(f"{path}: ")
 

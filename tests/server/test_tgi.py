@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from octavo import __version__
 from octavo.engine.outputs import OutputDelta, TokenLogprobs
+from octavo.server.state import ServerState
 from server_fakes import BROKEN_TOKEN, FakeEngine, answer
 from server_harness import Running
 
@@ -25,6 +26,14 @@ from server_harness import Running
 def hub(server: Running) -> Iterator[InferenceClient]:
     with InferenceClient(server.url, timeout=20) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[Running]:
+    """A server for requests that never reach its engine."""
+    running = Running(FakeEngine(), ServerState())
+    yield running
+    running.stop()
 
 
 def post(server: Running, path: str, payload: Any, **headers: str) -> httpx.Response:
@@ -288,26 +297,26 @@ def test_model_of_several(server: Running) -> None:
         (5, "parameters"),
     ],
 )
-def test_bad_parameters(server: Running, parameters: Any, named: str) -> None:
+def test_bad_parameters(refusing: Running, parameters: Any, named: str) -> None:
     for path in ("/generate", "/generate_stream", "/"):
-        done = post(server, path, {"inputs": "Hi", "parameters": parameters})
+        done = post(refusing, path, {"inputs": "Hi", "parameters": parameters})
         assert done.status_code == 422, done.text
         assert done.json()["error_type"] == "validation"
         assert done.json()["error"].startswith(f"Input validation error: {named}: "), done.text
-    assert not server.engine.prompts
+    assert not refusing.engine.prompts
 
 
-def test_not_in_a_stream(server: Running) -> None:
+def test_not_in_a_stream(refusing: Running) -> None:
     for parameters in ({"best_of": 2, "do_sample": True}, {"decoder_input_details": True}):
-        done = post(server, "/generate_stream", {"inputs": "Hi", "parameters": parameters})
+        done = post(refusing, "/generate_stream", {"inputs": "Hi", "parameters": parameters})
         assert (done.status_code, done.json()["error_type"]) == (422, "validation")
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b"{}", b'{"inputs": ""}', b'{"inputs": 5}', b"[" * 100_000]
 )
-def test_bad_bodies(server: Running, body: bytes) -> None:
-    done = post(server, "/generate", body)
+def test_bad_bodies(refusing: Running, body: bytes) -> None:
+    done = post(refusing, "/generate", body)
     assert (done.status_code, done.json()["error_type"]) == (422, "validation")
 
 
