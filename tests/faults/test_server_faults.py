@@ -40,6 +40,88 @@ async def under_way(server: ServerProcess, count: int, whole: int = 0) -> list[a
     return tasks
 
 
+def test_the_engine_is_killed_mid_stream(serve: Serve) -> None:
+    server = serve("fake?step_ms=2")
+
+    async def run() -> list[Outcome]:
+        tasks = await under_way(server, 32, whole=8)
+        server.worker.kill()
+        return await asyncio.gather(*tasks)
+
+    outcomes = asyncio.run(run())
+    check_answered(outcomes)
+    assert all(outcome.error is not None for outcome in outcomes)
+    assert {outcome.status for outcome in outcomes[:32]} == {200}
+    assert {outcome.status for outcome in outcomes[32:]} == {503}
+    # A new engine takes the dead one's place.
+    wait_until(lambda: server.status() == 200, 30, "ready again")
+    server.check_serves()
+    server.check_all_free()
+    server.stop()
+
+
+def test_requests_while_the_engine_is_away_are_answered(serve: Serve) -> None:
+    server = serve("fake?load_ms=500")
+    server.worker.kill()
+    wait_until(lambda: server.status() == 503, 5, "readyz says so")
+    assert server.status("/livez") == 200
+
+    async def run() -> list[Outcome]:
+        outcomes = []
+        while not outcomes or outcomes[-1].status != 200:
+            outcomes.append(await ask(server.port, {"prompt": "Hi", "max_tokens": 2}))
+            await asyncio.sleep(0.05)
+        return outcomes
+
+    outcomes = asyncio.run(asyncio.wait_for(run(), 30))
+    check_answered(outcomes)
+    assert {outcome.status for outcome in outcomes} <= {200, 503}
+    assert all("retry-after" in outcome.headers for outcome in outcomes if outcome.status == 503)
+    server.check_all_free()
+    server.stop()
+
+
+def test_the_engine_stands_still_for_good(serve: Serve) -> None:
+    """It is taken for hung, its requests end, and another takes its place."""
+    server = serve("fake?step_ms=2")
+
+    async def run() -> list[Outcome]:
+        tasks = await under_way(server, 16, whole=4)
+        server.worker.suspend()
+        return await asyncio.gather(*tasks)
+
+    outcomes = asyncio.run(run())
+    check_answered(outcomes)
+    assert all(outcome.error is not None for outcome in outcomes)
+    wait_until(lambda: server.status() == 200, 30, "ready again")
+    server.check_serves()
+    server.check_all_free()
+    wait_until(lambda: len(server.workers) == 1, 10, "the old engine is gone")
+    server.stop()
+
+
+def test_the_device_fails_again_and_again(serve: Serve) -> None:
+    """An engine that cannot be helped is given up; requests are refused at once, and the probes say why to restart."""
+    server = serve("fake?step_ms=1&fail_at=40", ["--restart-limit", "1"])
+
+    async def run() -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        while server.status("/livez") == 200:
+            asked = (ask(server.port, LONG) for _ in range(8))
+            outcomes += await asyncio.gather(*asked)
+        return outcomes
+
+    outcomes = asyncio.run(asyncio.wait_for(run(), 30))
+    check_answered(outcomes)
+    assert all(outcome.error is not None for outcome in outcomes)
+    assert server.status() == 503
+    began = time.monotonic()
+    refused = asyncio.run(ask(server.port, LONG))
+    assert (refused.status, refused.is_answered) == (503, True)
+    assert time.monotonic() - began < 2
+    server.stop()
+
+
 def test_the_engine_stands_still_for_a_while(serve: Serve) -> None:
     """Nobody is thrown out for a pause that ends."""
     server = serve("fake?step_ms=2&end_after=300")
