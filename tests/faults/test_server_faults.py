@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from server_process import Outcome, ServerProcess, ask, request_bytes, wait_until
+from server_process import Outcome, ServerProcess, ask, exchange, request_bytes, wait_until
 
 Serve = Callable[..., ServerProcess]
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "stream": True}
@@ -57,6 +57,42 @@ def test_the_engine_is_killed_mid_stream(serve: Serve) -> None:
     wait_until(lambda: server.status() == 200, 30, "ready again")
     server.check_serves()
     server.check_all_free()
+    server.stop()
+
+
+STREAMS = {
+    "/v1/completions": (LONG, b"data: [DONE]"),
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "Hi"}], "stream": True}, b"data: [DONE]"),
+    "/v1/messages": (
+        {"messages": [{"role": "user", "content": "Hi"}], "model": "fake", "max_tokens": 4000, "stream": True},
+        b"event: error",
+    ),
+    "/v1/responses": ({"input": "Hi", "stream": True}, b"event: error"),
+    "/api/chat": ({"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}, b'{"error":"'),
+    "/api/generate": ({"model": "fake", "prompt": "Hi"}, b'{"error":"'),
+    "/generate_stream": ({"inputs": "Hi", "parameters": {"max_new_tokens": 4000}}, b'"error_type":"generation"'),
+}
+
+
+def test_every_protocol_tells_of_the_end(serve: Serve) -> None:
+    server = serve("fake?step_ms=2")
+
+    async def run() -> list[bytes]:
+        tasks = [
+            asyncio.ensure_future(exchange(server.port, request_bytes(path, payload), 30))
+            for path, (payload, _) in STREAMS.items()
+        ]
+        await asyncio.to_thread(
+            wait_until, lambda: server.metrics()["vllm:num_requests_running"] == len(STREAMS), 10, "all run"
+        )
+        await asyncio.sleep(0.2)
+        server.worker.kill()
+        return await asyncio.gather(*tasks)
+
+    for (path, (_, end)), answer in zip(STREAMS.items(), asyncio.run(run()), strict=True):
+        assert answer.startswith(b"HTTP/1.1 200"), (path, answer[:500])
+        assert end in answer[-1500:], (path, answer[-1500:])
+        assert answer.endswith(b"0\r\n\r\n"), path
     server.stop()
 
 
