@@ -79,8 +79,7 @@ _OUR_GAUGES = (
     ("kv_cache_blocks_used", "Blocks that sequences hold.", "blocks_used"),
     ("kv_cache_blocks_free", "Blocks that can be taken, cached ones among them.", "blocks_free"),
     ("kv_cache_blocks_cached", "Blocks that the prefix cache knows, held or free.", "blocks_cached"),
-    ("kv_cache_blocks_free_cached", "Free blocks that the prefix cache knows: taken last.", "blocks_free_cached"),
-    ("kv_cache_blocks_partial", "Held blocks with room for more tokens.", "blocks_partial"),
+    ("kv_cache_blocks_free_cached", "Free blocks that the prefix cache knows; taken last.", "blocks_free_cached"),
     ("kv_cache_slots_unfilled", "Token slots of held blocks that hold none yet.", "slots_unfilled"),
 )
 _OUR_COUNTERS = (

@@ -15,6 +15,8 @@ pub struct KvCache {
     pub(crate) frees: u64,
     /// Prefixes forgotten because their block was taken.
     pub(crate) evictions: u64,
+    /// Free blocks that hold a prefix.
+    pub(crate) free_cached: usize,
 }
 
 impl KvCache {
@@ -27,6 +29,7 @@ impl KvCache {
             allocations: 0,
             frees: 0,
             evictions: 0,
+            free_cached: 0,
         }
     }
 
@@ -56,18 +59,27 @@ impl KvCache {
     pub fn take(&mut self) -> Option<BlockId> {
         let block = self.pool.take()?;
         self.allocations += 1;
-        self.evictions += u64::from(self.prefix.remove(block));
+        if self.prefix.remove(block) {
+            self.evictions += 1;
+            self.free_cached -= 1;
+        }
         Some(block)
     }
 
     /// Hold a block once more.
     pub fn acquire(&mut self, block: BlockId) {
-        self.pool.acquire(block);
+        if self.pool.acquire(block) && self.prefix.contains(block) {
+            self.free_cached -= 1;
+        }
     }
 
     /// Hold a block once less; with the last holder it becomes free, and is kept longest when it holds a prefix.
     pub fn release(&mut self, block: BlockId) {
-        self.frees += u64::from(self.pool.release(block, self.prefix.contains(block)));
+        let cached = self.prefix.contains(block);
+        if self.pool.release(block, cached) {
+            self.frees += 1;
+            self.free_cached += usize::from(cached);
+        }
     }
 
     /// Release a sequence's blocks, tail first, so that the cache loses leaves before their parents.
@@ -101,6 +113,7 @@ impl KvCache {
     /// Forget the prefixes of all free blocks; how many.
     pub fn forget_free(&mut self) -> usize {
         let prefix = &mut self.prefix;
+        self.free_cached = 0;
         self.pool.free_blocks().filter(|&block| prefix.remove(block)).count()
     }
 }

@@ -210,11 +210,29 @@ impl Core {
             blocks_free: free as u64,
             blocks_cached: self.kv.prefix().len() as u64,
             blocks_used: used as u64,
+            blocks_free_cached: self.kv.free_cached as u64,
+            slots_held: (used * self.config.block_size) as u64,
+            slots_unfilled: self.num_unfilled_slots() as u64,
             evictions: self.kv.evictions,
             allocations: self.kv.allocations,
             frees: self.kv.frees,
             ..self.stats
         }
+    }
+
+    /// Token slots at the ends of running sequences that hold no token yet; a block that several answers share is not
+    /// counted: whoever writes first takes one of its own.
+    fn num_unfilled_slots(&self) -> usize {
+        let (pool, size) = (self.kv.pool(), self.config.block_size);
+        self.decoding
+            .iter()
+            .chain(&self.prefilling)
+            .map(|&id| &self.sequences[id])
+            .filter(|sequence| {
+                sequence.table.blocks().last().is_some_and(|&block| !pool.is_shared(block))
+            })
+            .map(|sequence| (sequence.table.len() * size).saturating_sub(sequence.computed))
+            .sum()
     }
 
     /// Forget every cached block that no sequence holds; how many.

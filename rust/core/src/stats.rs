@@ -17,6 +17,12 @@ pub struct Stats {
     pub blocks_cached: u64,
     /// Blocks that sequences hold.
     pub blocks_used: u64,
+    /// Free blocks that hold a prefix others can reuse.
+    pub blocks_free_cached: u64,
+    /// Token slots of the blocks that sequences hold.
+    pub slots_held: u64,
+    /// Of those, slots that hold no token yet: room at the ends of running sequences, which no other can use.
+    pub slots_unfilled: u64,
     /// Requests submitted.
     pub requests: u64,
     /// Answers that ended at an end token, a stop token or a stop text.
@@ -50,7 +56,7 @@ pub struct Stats {
 impl Stats {
     /// Every figure with its name.
     #[must_use]
-    pub fn entries(&self) -> [(&'static str, u64); 21] {
+    pub fn entries(&self) -> [(&'static str, u64); 24] {
         [
             ("waiting", self.waiting),
             ("deferred", self.deferred),
@@ -59,6 +65,9 @@ impl Stats {
             ("blocks_free", self.blocks_free),
             ("blocks_cached", self.blocks_cached),
             ("blocks_used", self.blocks_used),
+            ("blocks_free_cached", self.blocks_free_cached),
+            ("slots_held", self.slots_held),
+            ("slots_unfilled", self.slots_unfilled),
             ("requests", self.requests),
             ("finished_stop", self.finished_stop),
             ("finished_length", self.finished_length),

@@ -197,17 +197,22 @@ fn one_prompt_serves_n_answers_and_a_shared_block_is_copied_on_write() {
         (plan.num_tokens, plan.num_logits, plan.num_param_updates, events.len()),
         (6, 3, 3, 3)
     );
-    assert_eq!(bench.stats().blocks_used, 2);
+    let stats = bench.stats();
+    assert_eq!((stats.blocks_used, stats.slots_held), (2, 8));
+    assert_eq!(stats.slots_unfilled, 0, "the block with room is shared, and will be copied");
     let (plan, _) = bench.step(1);
     assert_eq!(
         (plan.num_decode_rows, plan.num_block_copies),
         (3, 2),
         "the last one writes in place"
     );
-    assert_eq!(bench.stats().blocks_used, 4);
+    let stats = bench.stats();
+    assert_eq!((stats.blocks_used, stats.slots_held, stats.slots_unfilled), (4, 16, 3));
     let (_, events) = bench.step(1);
     assert_eq!(events, [(1, 2), (1, 2), (1, 2)]);
-    assert_eq!((bench.stats().finished_length, bench.stats().blocks_used), (3, 0));
+    let stats = bench.stats();
+    assert_eq!((stats.finished_length, stats.blocks_used, stats.slots_unfilled), (3, 0, 0));
+    assert_eq!((stats.blocks_cached, stats.blocks_free_cached), (2, 2));
 }
 
 #[test]
