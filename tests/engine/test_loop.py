@@ -139,3 +139,14 @@ def test_stop_tokens_and_stop_texts_end_an_answer() -> None:
     assert (second.finish_reason, second.stop_reason) == ("stop", f"{tokens[6]}><{tokens[7]}")
     assert second.text == text_of(tokens[:6]) + "<"
     assert third.text == text_of(tokens[:6]) + f"<{tokens[6]}"
+
+
+def test_steps_are_counted_by_their_tokens() -> None:
+    loop = fake_loop(fake_config(overlap=False))
+    states = {1: add(loop, 1, list(range(40)), SamplingParams(max_tokens=6, ignore_eos=True))}
+    steps = run(loop, states)
+    stats = loop.stats()
+    assert steps == stats["steps"] == 6
+    assert (stats["step_tokens_1"], stats["step_tokens_64"], stats["step_tokens"]) == (5, 1, 45)
+    assert sum(value for name, value in stats.items() if name.startswith("step_tokens_")) == steps
+    assert {name for name in stats if name.startswith("host_")} >= {"host_plan_seconds", "host_wait_seconds"}

@@ -9,6 +9,7 @@ import numpy as np
 
 from octavo.engine.protocol import Logprobs, StepOutputs
 from octavo.engine.pulse import Phase, Pulse
+from octavo.engine.step_sizes import StepSizes
 
 if TYPE_CHECKING:
     from octavo._core import Core, Frame
@@ -34,6 +35,7 @@ class EngineLoop:
         self.core = core
         self.runner = runner
         self.pulse = Pulse()
+        self._sizes = StepSizes()
         self._depth = 1 if overlap else 0
         self._open: deque[tuple[int, Handle]] = deque()
         runner.attach(core)
@@ -52,6 +54,7 @@ class EngineLoop:
         pulse.enter(Phase.PLAN)
         plan = self.core.plan()
         if plan is not None:
+            self._sizes.add(plan.num_tokens)
             pulse.enter(Phase.LAUNCH)
             self._open.append((plan.step, self.runner.launch(plan)))
             if len(self._open) <= self._depth:
@@ -71,8 +74,8 @@ class EngineLoop:
         return outputs
 
     def stats(self) -> dict[str, int | float]:
-        """The core's gauges and counters, and the host's seconds by part of a step."""
-        return {**self.core.stats(), **self.pulse.stats()}
+        """The core's gauges and counters, the host's seconds by part of a step, and steps by their tokens."""
+        return {**self.core.stats(), **self.pulse.stats(), **self._sizes.stats()}
 
     def drain(self) -> None:
         """Commit what is in flight and drop its outputs, after every request was aborted."""

@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, InvalidRequest, ModelError, NotEnoughMemory
@@ -22,6 +23,7 @@ from octavo.server.config_file import engine_config
 from octavo.server.errors import describe
 from octavo.server.hosts import HostCheck, allowed_hosts
 from octavo.server.http import ClientGone, read_body
+from octavo.server.observe import observed
 from octavo.server.protocol import RequestBody, decode
 from octavo.server.reads import json_response
 from octavo.server.state import ServerState
@@ -305,7 +307,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     return json_response({"error": body}, error.status_code, dict(error.headers or {}))
 
 
-def create_admin_app(state: ServerState, keys: AdminKeys, host: str = "127.0.0.1") -> Starlette:
+def create_admin_app(state: ServerState, keys: AdminKeys, host: str = "127.0.0.1") -> ASGIApp:
     """The admin listener's application.
 
     Args:
@@ -318,21 +320,23 @@ def create_admin_app(state: ServerState, keys: AdminKeys, host: str = "127.0.0.1
     def route(path: str, method: str, work: Callable[[Request], Awaitable[Response]]) -> Route:
         return Route(path, _answering(work), methods=[method])
 
-    return Starlette(
-        routes=[
-            route("/admin/models", "GET", admin.models),
-            route("/admin/models/load", "POST", admin.load),
-            route("/admin/models/unload", "POST", admin.unload),
-            route("/admin/models/swap", "POST", admin.swap),
-            route("/admin/models/{id:path}", "GET", admin.model),
-            route("/admin/aliases", "GET", admin.aliases),
-            route("/admin/aliases", "PUT", admin.replace_aliases),
-            route("/admin/aliases/{name:path}", "PUT", admin.set_alias),
-            route("/admin/aliases/{name:path}", "DELETE", admin.remove_alias),
-        ],
+    routes = [
+        route("/admin/models", "GET", admin.models),
+        route("/admin/models/load", "POST", admin.load),
+        route("/admin/models/unload", "POST", admin.unload),
+        route("/admin/models/swap", "POST", admin.swap),
+        route("/admin/models/{id:path}", "GET", admin.model),
+        route("/admin/aliases", "GET", admin.aliases),
+        route("/admin/aliases", "PUT", admin.replace_aliases),
+        route("/admin/aliases/{name:path}", "PUT", admin.set_alias),
+        route("/admin/aliases/{name:path}", "DELETE", admin.remove_alias),
+    ]
+    app = Starlette(
+        routes=routes,
         middleware=[
             Middleware(HostCheck, allowed=allowed_hosts(state.settings.allowed_hosts, host, has_keys=True)),
             Middleware(Gate, keys=keys, scope="admin", open_paths=frozenset()),
         ],
         exception_handlers={HTTPException: _http_exception},
     )
+    return observed(app, state, routes)

@@ -9,6 +9,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
+from octavo.engine.step_sizes import STEP_TOKEN_BOUNDS
 from octavo.server.request_record import RequestRecord
 from octavo.server.series import Family, Histogram, Value
 
@@ -33,7 +34,6 @@ _REQUEST_SECONDS = (
 )  # fmt: skip
 _TOKENS = (*(float(factor * 10**power) for power in range(6) for factor in (1, 2, 5)), 1e6)
 _ANSWERS = (1.0, 2.0, 5.0, 10.0, 20.0)
-_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 # Codes of error objects.
@@ -233,7 +233,7 @@ class Metrics:
         theirs("engine_sleep_state", "1 for the state the engine is in.", "gauge", "sleep_state")
         for name, text, _ in _ENGINE_COUNTERS:
             theirs(name, text, "counter")
-        theirs("iteration_tokens_total", "Tokens a step.", "histogram", bounds=tuple(map(float, _STEP_TOKENS)))
+        theirs("iteration_tokens_total", "Tokens a step.", "histogram", bounds=tuple(map(float, STEP_TOKEN_BOUNDS)))
         self.admission_rejections = Family(
             f"{prefix}admission_rejections",
             "Requests refused at the door, by reason.",
@@ -391,7 +391,7 @@ class Metrics:
         if "step_tokens" in stats:
             histogram = families["iteration_tokens_total"].histogram(*labels)
             histogram.total = stats["step_tokens"]
-            bounds = (*map(str, _STEP_TOKENS), "more")
+            bounds = (*map(str, STEP_TOKEN_BOUNDS), "more")
             histogram.counts = [int(stats.get(f"step_tokens_{bound}", 0)) for bound in bounds]
 
     def _infos(self, readings: Sequence[EngineReading]) -> list[str]:

@@ -54,10 +54,16 @@ impl Core {
         let cached = pool.free_blocks().filter(|&block| self.kv.prefix().contains(block)).count();
         let stats = self.stats();
         if stats.blocks_free_cached != cached as u64 {
-            return Err(format!("{cached} free blocks are cached, not {}", stats.blocks_free_cached));
+            return Err(format!(
+                "{cached} free blocks are cached, not {}",
+                stats.blocks_free_cached
+            ));
         }
         if stats.slots_unfilled > stats.slots_held {
-            return Err(format!("{} of {} slots are unfilled", stats.slots_unfilled, stats.slots_held));
+            return Err(format!(
+                "{} of {} slots are unfilled",
+                stats.slots_unfilled, stats.slots_held
+            ));
         }
         Ok(())
     }
