@@ -99,25 +99,39 @@ def main() -> None:
     parser.add_argument(
         "--serve", action="store_true", help="`octavo serve --load-format fake` instead: no stamps, no pace"
     )
+    parser.add_argument("--processes", type=int, default=1, help="API processes at once, a core each where there are")
     parser.add_argument("--core", type=int, default=0, help="of the API process; -1: any")
     parser.add_argument("--profile", help="a file for a profile of the API process")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     options.core = None if options.core < 0 or len(cores) < 2 else cores[options.core]
-    if options.core is not None:
+    if options.core is not None and options.processes == 1:
         os.sched_setaffinity(0, set(cores) - {options.core})
     results = []
     for what in options.what:
         for pace in options.pace if what == "stream" and not options.serve else [0.0]:
-            results.append(measure(options, what, pace))
-            if not options.json:
-                print(
-                    {key: round(value, 2) if isinstance(value, float) else value for key, value in results[-1].items()}
-                )
+            results += several(options, what, pace) if options.processes > 1 else [measure(options, what, pace)]
     if options.json:
         machine = {"platform": platform.platform(), "python": platform.python_version(), "cores": len(cores)}
         print(json.dumps({"machine": machine, "results": results}, indent=1))
+    else:
+        for result in results:
+            print({key: round(value, 2) if isinstance(value, float) else value for key, value in result.items()})
+
+
+def several(options: argparse.Namespace, what: str, pace: float) -> list[dict[str, Any]]:
+    """One figure of each of several API processes that run at the same time, with an engine and a generator each."""
+    command = [sys.executable, __file__, "--json", "--what", what, "--pace", str(pace)]
+    for name in ("streams", "tokens", "clients", "short_tokens", "warm", "seconds", "tokenizer"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    command += ["--serve"] * options.serve
+    cores = len(os.sched_getaffinity(0))
+    running = [
+        subprocess.Popen([*command, "--core", str(number % cores)], stdout=subprocess.PIPE)
+        for number in range(options.processes)
+    ]
+    return [json.loads(process.communicate()[0])["results"][0] for process in running]
 
 
 if __name__ == "__main__":
