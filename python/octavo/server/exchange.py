@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Exchange", "Process"]
 
+_LARGE_BYTES = 1 << 16
+
 Process = Callable[["Call"], Awaitable[None]]
 
 
@@ -177,12 +179,18 @@ class Exchange:
         kind = header(scope, b"content-type")
         body = await read_body(scope, receive, self._state.settings.max_body_bytes)
         if self._any_content_type and header(scope, b"origin") is None:
-            check_json(body, self._state.settings)
+            await self._check(body)
             return body
         if kind is not None and kind.split(";")[0].strip().lower() not in ("application/json", ""):
             raise InvalidRequest(f"Content-Type: {kind[:60]!r} is not supported; send application/json")
-        check_json(body, self._state.settings)
+        await self._check(body)
         return body
+
+    async def _check(self, body: bytes) -> None:
+        if len(body) > _LARGE_BYTES:
+            await asyncio.to_thread(check_json, body, self._state.settings)
+        else:
+            check_json(body, self._state.settings)
 
     async def _work(self, call: Call) -> None:
         reply = call.reply
