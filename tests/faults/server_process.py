@@ -92,6 +92,12 @@ class ServerProcess:
         (found,) = self.workers
         return found
 
+    @property
+    def rss(self) -> int:
+        """Bytes of memory that the server's own process holds."""
+        held: int = psutil.Process(self.process.pid).memory_info().rss
+        return held
+
     def admin(self, method: str, path: str, payload: dict[str, Any] | None = None) -> Any:
         """What the admin listener answers.
 

@@ -15,6 +15,9 @@ from collections.abc import Callable
 import pytest
 from server_process import Outcome, ServerProcess, ask, exchange, request_bytes, wait_until
 
+# One after the other: each wants the machine to itself.
+pytestmark = pytest.mark.xdist_group("server_processes")
+
 Serve = Callable[..., ServerProcess]
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "stream": True}
 
@@ -166,7 +169,7 @@ def test_the_engine_stands_still_for_a_while(serve: Serve) -> None:
         tasks = await under_way(server, 16)
         worker = server.worker
         worker.suspend()
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.6)
         assert not any(task.done() for task in tasks)
         worker.resume()
         return await asyncio.gather(*tasks)
@@ -201,7 +204,12 @@ def test_the_queue_is_full(serve: Serve) -> None:
 def test_a_thousand_clients_leave(serve: Serve) -> None:
     server = serve("fake?step_ms=2", ["--max-num-seqs", "64"])
     request = request_bytes("/v1/completions", LONG)
-    for wave in range(4):
+    before = 0
+    for wave in range(5):
+        if wave == 1:
+            # The first is to warm up.
+            server.check_all_free(20)
+            before = server.rss
         connections = []
         for _ in range(250):
             connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
@@ -216,15 +224,16 @@ def test_a_thousand_clients_leave(serve: Serve) -> None:
             connection.close()
     server.check_all_free(20)
     server.check_serves()
-    samples = server.metrics()
-    assert samples["octavo_client_disconnects_total"] >= 900
+    assert server.metrics()["octavo_client_disconnects_total"] >= 1000
+    assert server.rss - before < 8 << 20
     server.stop()
 
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_the_server_is_told_to_end_under_load(serve: Serve, signals: int) -> None:
     # Half of the streams are short enough to end within the time that one signal leaves them.
-    server = serve("fake?step_ms=5", ["--shutdown-timeout", "3"])
+    grace = 3 if signals == 1 else 12
+    server = serve("fake?step_ms=5", ["--shutdown-timeout", f"{grace}"])
 
     async def run() -> tuple[list[Outcome], list[Outcome], float]:
         tasks = await under_way(server, 16, whole=4)
@@ -244,9 +253,9 @@ def test_the_server_is_told_to_end_under_load(serve: Serve, signals: int) -> Non
     if signals == 1:
         check_answered(short)
         assert all(outcome.error is None for outcome in short), short
-        assert seconds >= 2.5
+        assert seconds >= grace - 0.5
     else:
-        assert seconds < 2.5
+        assert seconds < grace - 3
 
 
 def test_models_are_swapped_under_load(serve: Serve) -> None:

@@ -15,6 +15,9 @@ import psutil
 import pytest
 from server_process import ServerProcess, exchange, request_bytes, wait_until
 
+# One after the other: each wants the machine to itself.
+pytestmark = pytest.mark.xdist_group("server_processes")
+
 MIB = 1 << 20
 PATHS = (
     "/v1/chat/completions",
@@ -53,10 +56,6 @@ def server() -> Iterator[ServerProcess]:
         started.stop()
     finally:
         started.kill()
-
-
-def rss(server: ServerProcess) -> int:
-    return psutil.Process(server.process.pid).memory_info().rss
 
 
 def value(rng: random.Random, depth: int = 0) -> Any:
@@ -183,9 +182,9 @@ def test_bad_requests(server: ServerProcess) -> None:
         await asyncio.gather(*(worker() for _ in range(16)))
 
     asyncio.run(run(1000))
-    before, scraped = rss(server), len(server.get("/metrics").text)
+    before, scraped = server.rss, len(server.get("/metrics").text)
     asyncio.run(run(4000))
-    grown = rss(server) - before
+    grown = server.rss - before
     assert not faults, faults[:3]
     assert {200, 400, 404, 405, 422} <= set(statuses), statuses
     assert grown < 6 * MIB, f"{grown / MIB:.1f} MiB more after 4000 bad requests"
@@ -214,24 +213,24 @@ def num_connections(server: ServerProcess) -> int:
 )
 def test_half_open_clients(server: ServerProcess, begun: bytes) -> None:
     """Hundreds that never send the rest hold up nobody; their memory comes back when they go."""
-    before = rss(server)
+    before = server.rss
     connections = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(300)]
     try:
         for connection in connections:
             connection.sendall(begun)
         wait_until(lambda: num_connections(server) >= 300, 10, "all are connected")
         server.check_serves()
-        assert rss(server) - before < 40 * MIB
+        assert server.rss - before < 40 * MIB
     finally:
         for connection in connections:
             connection.close()
     wait_until(lambda: num_connections(server) == 0, 10, "all are gone")
-    assert rss(server) - before < 30 * MIB
+    assert server.rss - before < 30 * MIB
 
 
 def test_a_body_larger_than_the_limit(server: ServerProcess) -> None:
     """It is refused when its length is told, and cut off when it is not; neither is kept."""
-    before = rss(server)
+    before = server.rss
     head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
 
@@ -243,7 +242,7 @@ def test_a_body_larger_than_the_limit(server: ServerProcess) -> None:
     for answer in asyncio.run(run()):
         # A client that is still sending may find the connection closed before it reads.
         assert answer[9:12] in (b"413", b"")
-    assert rss(server) - before < 30 * MIB
+    assert server.rss - before < 30 * MIB
     server.check_serves()
 
 
@@ -267,7 +266,7 @@ def test_clients_that_never_read(server: ServerProcess) -> None:
     """What they do not take is not piled up for them."""
     payload = {"prompt": ["Hi"] * 8, "max_tokens": 400, "stream": True, "logprobs": 5, "ignore_eos": True}
     request = request_bytes("/v1/completions", payload)
-    before = rss(server)
+    before = server.rss
     connections = []
     for _ in range(50):
         connection = socket.socket()
@@ -278,7 +277,7 @@ def test_clients_that_never_read(server: ServerProcess) -> None:
     most = 0
     end = time.monotonic() + 4
     while time.monotonic() < end:
-        most = max(most, rss(server) - before)
+        most = max(most, server.rss - before)
         time.sleep(0.1)
     server.check_serves()
     for connection in connections:

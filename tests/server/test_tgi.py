@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from octavo import __version__
 from octavo.engine.outputs import OutputDelta, TokenLogprobs
 from octavo.server.state import ServerState
+from octavo.server.tgi import _Tokens
 from server_fakes import BROKEN_TOKEN, FakeEngine, answer
 from server_harness import Running
 
@@ -211,6 +213,20 @@ def test_tokens_that_come_together(server: Running) -> None:
     whole = post(server, "/generate", payload).json()
     assert [token["text"] for token in whole["details"]["tokens"]] == ["a", "", "é", "b", "c", ""]
     assert whole["generated_text"] == "aébc"
+
+
+@given(st.data())
+def test_every_text_is_spread_whole(data: st.DataObject) -> None:
+    """Over tokens cut anywhere, also within characters, whatever of it was held back."""
+    raw = data.draw(st.text(min_size=1, max_size=30)).encode("utf-8", "ignore")
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(len(raw) - 1, 1)), max_size=8)))
+    pieces = [raw[start:end] for start, end in pairwise([0, *cuts, len(raw)])]
+    tokens = _Tokens(lambda token: pieces[token], b"")
+    text = raw.decode()
+    text = text[data.draw(st.integers(0, 2)) : len(text) - data.draw(st.integers(0, 2))]
+    spread = tokens.spread(text, range(len(pieces)))
+    assert len(spread) == len(pieces)
+    assert "".join(spread) == text
 
 
 @pytest.mark.parametrize(
