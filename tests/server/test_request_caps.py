@@ -131,6 +131,25 @@ def test_a_cap_that_cannot_work(name: str) -> None:
             ServerSettings(**{name: value})
 
 
+def test_bodies_of_all_requests_together(start: Callable[..., Running]) -> None:
+    server = start(FakeEngine(delay=0.02), max_bodies_bytes=100_000)
+    large = {"prompt": "Hi", "max_tokens": 200, "user": "x" * 60_000}
+    running = ask_and_not_read(server, large)
+    wait_until(lambda: server.engine.running == 1)
+    status, answered = post(server, large, "/v1/completions")
+    assert (status, answered["error"]["code"]) == (503, "queue_full")
+    assert "max_bodies_bytes 100000" in answered["error"]["message"]
+    assert post(server, {"prompt": "Hi", "max_tokens": 1}, "/v1/completions")[0] == 200
+    # Whoever leaves gives its room back, also before the whole of a body is there.
+    running.close()
+    wait_until(lambda: server.state.bodies.held == 0)
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n" + b"x" * 80_000)
+        wait_until(lambda: server.state.bodies.held > 0)
+    wait_until(lambda: server.state.bodies.held == 0)
+    assert post(server, large | {"max_tokens": 1}, "/v1/completions")[0] == 200
+
+
 # ---------------------------------------------------------------- heads
 
 

@@ -12,9 +12,9 @@ from octavo.server.admission import Admission
 from octavo.server.admit import admit
 from octavo.server.auth import Identity, identity_of
 from octavo.server.connection import CHUNKS
-from octavo.server.errors import ServerStopping
+from octavo.server.errors import QueueFull, ServerStopping
 from octavo.server.http import ClientGone, ErrorFormat, Receive, Reply, Scope, Send, header, read_body
-from octavo.server.limits import check_json
+from octavo.server.limits import BodyShare, check_json
 from octavo.server.metrics import RequestRecord
 from octavo.server.request_context import RequestContext, context_of
 
@@ -152,15 +152,22 @@ class Exchange:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        held = self._state.bodies.share()
+        try:
+            await self._exchange(scope, receive, send, held)
+        finally:
+            held.release()
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send, held: BodyShare) -> None:
         context = context_of(scope)
         reply = Reply(send, context.headers, self._errors, (scope.get("extensions") or {}).get(CHUNKS))
         state = self._state
         try:
-            body = await self._body(scope, receive)
+            body = await self._body(scope, receive, held)
         except ClientGone:
             context.disconnected = True
             return
-        except InvalidRequest as error:
+        except (InvalidRequest, QueueFull) as error:
             await reply.fail(error)
         else:
             if state.settings.log_prompts:
@@ -175,9 +182,9 @@ class Exchange:
                 call.end()
         context.error_code = reply.error_code
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive, held: BodyShare) -> bytes:
         kind = header(scope, b"content-type")
-        body = await read_body(scope, receive, self._state.settings.max_body_bytes)
+        body = await read_body(scope, receive, self._state.settings.max_body_bytes, held.take)
         if self._any_content_type and header(scope, b"origin") is None:
             await self._check(body)
             return body

@@ -134,7 +134,7 @@ class HostCheck:
         known = self._known.get(host)
         if known is None:
             known = self._judge(host.decode("latin-1"))
-            if len(self._known) < 1000:
+            if len(self._known) < 1000 and len(host) < 300:
                 self._known[host] = known
         return known
 

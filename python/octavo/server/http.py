@@ -76,8 +76,14 @@ def request_id_of(scope: Scope) -> str:
     return given if given and _REQUEST_ID.fullmatch(given) else f"{_fresh(128):032x}"
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit: int, take: Callable[[int], None] | None = None) -> bytes:
     """The whole body, of `limit` bytes at most.
+
+    Args:
+        scope: ASGI's.
+        receive: ASGI's.
+        limit: bytes.
+        take: is told of each part's bytes before it is kept, and may raise.
 
     Raises:
         BodyTooLarge, ClientGone.
@@ -95,6 +101,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise BodyTooLarge(f"The body is longer than {limit} bytes; send less")
+        if take is not None:
+            take(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)

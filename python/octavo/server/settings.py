@@ -14,6 +14,7 @@ __all__ = ["ServerSettings"]
 _METRICS_PREFIX = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,63}")
 _POSITIVE = (
     "max_body_bytes",
+    "max_bodies_bytes",
     "max_json_depth",
     "max_json_containers",
     "max_messages",
@@ -51,6 +52,7 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
         idle_unload: seconds without requests after which a model is unloaded; None: never.
         max_loaded_models: at once; the least recently used makes room for the next.
         model_memory: bytes of weights and KV cache of all loaded models; as above.
+        max_bodies_bytes: of all requests that are under way.
         max_json_depth: of objects and arrays within each other in a body.
         max_json_containers: objects and arrays in a body.
         max_messages: of a conversation.
@@ -79,6 +81,7 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 
     max_body_bytes: int = 8 << 20
     sse_keep_alive_seconds: float = 15.0
+    max_bodies_bytes: int = 1 << 30
     max_json_depth: int = 64
     max_json_containers: int = 1 << 16
     max_messages: int = 4096

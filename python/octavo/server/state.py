@@ -11,6 +11,7 @@ from octavo.server.admission import AdmissionQueue, Concurrency, queue_of
 from octavo.server.auth import KeyRing
 from octavo.server.errors import EngineLoading, ServerStopping
 from octavo.server.http import Receive, wait_gone
+from octavo.server.limits import BodyBudget
 from octavo.server.metrics import Metrics
 from octavo.server.registry import ModelRegistry, StartEngine, start_async_engine
 from octavo.server.served import ClosableEngine, Engine, ServedModel
@@ -32,6 +33,7 @@ class ServerState:
         settings: as given.
         keys: that requests must show.
         concurrency: what each key has under way.
+        bodies: the bytes of requests' bodies.
         metrics: of this server.
         spans: where requests' spans go; None without a collector.
         registry: its models.
@@ -47,6 +49,7 @@ class ServerState:
         self.settings = settings or ServerSettings()
         self.keys = keys or KeyRing()
         self.concurrency = Concurrency()
+        self.bodies = BodyBudget(self.settings.max_bodies_bytes)
         self._queues: WeakKeyDictionary[Engine, AdmissionQueue] = WeakKeyDictionary()
         self.metrics = Metrics(
             __version__, prefix=self.settings.metrics_prefix, old_names=self.settings.metrics_old_names
