@@ -25,7 +25,7 @@ from typing import Any
 from load import load
 
 API = Path(__file__).with_name("api.py")
-SERVE_OPTIONS = ("--load-format", "fake", "--port", "0", "--max-num-batched-tokens", "8192")
+SERVE_OPTIONS = ("--load-format", "fake", "--port", "0", "--drain-delay", "0", "--max-num-batched-tokens", "8192")
 _PORT = re.compile(r"^(?:Serving .* at http://127\.0\.0\.1:)?(\d+)\b")
 _MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
 

@@ -128,9 +128,10 @@ def main() -> int:
     """Serve the process that started this one."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
+    # What else a worker is told concerns its supervision.
+    options, _ = parser.parse_known_args()
     try:
-        serve(Connection(socket.socket(fileno=parser.parse_args().fd)))
+        serve(Connection(socket.socket(fileno=options.fd)))
     except ClientGone:
         return 0
     return 1
