@@ -20,7 +20,7 @@ from octavo.engine.outputs import OutputDelta
 from octavo.errors import ConfigError
 from octavo.server.auth import KeyRing
 from octavo.server.metrics import Metrics, RequestRecord
-from octavo.server.series import MAX_SERIES, Family
+from octavo.server.series import MAX_HISTOGRAMS, MAX_SERIES, Family
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from prometheus_client import CollectorRegistry, Histogram
@@ -198,6 +198,12 @@ def test_series_are_bounded() -> None:
     lines = [line for line in family.render() if not line.startswith("#")]
     assert len(lines) == MAX_SERIES + 1
     assert f'octavo_things_total{{name="other"}} {float(MAX_SERIES)}\n' in lines
+    times = Family("octavo_times", "Times.", "histogram", ("name",), (1.0,))
+    for index in range(MAX_HISTOGRAMS * 2):
+        times.histogram(str(index)).observe(0.5)
+    text = "".join(times.render())
+    assert text.count("octavo_times_count{") == MAX_HISTOGRAMS + 1
+    assert f'octavo_times_count{{name="other"}} {float(MAX_HISTOGRAMS)}\n' in text
 
 
 def test_label_values_are_escaped() -> None:

@@ -46,7 +46,7 @@ _HISTOGRAMS = (
     ("inter_token_latency_seconds", "Between two tokens of an answer.", _TOKEN_SECONDS),
     ("request_time_per_output_token_seconds", "Mean time a token of a request after its first.", _TOKEN_SECONDS),
     ("e2e_request_latency_seconds", "From arrival to the answer's end.", _REQUEST_SECONDS),
-    ("request_queue_time_seconds", "From arrival until the request was admitted.", _REQUEST_SECONDS),
+    ("request_queue_time_seconds", "Time a request waited for its turn at the door.", _REQUEST_SECONDS),
     ("request_inference_time_seconds", "From admission to the last token.", _REQUEST_SECONDS),
     ("request_prefill_time_seconds", "From admission to the first token.", _REQUEST_SECONDS),
     ("request_decode_time_seconds", "From the first token to the last.", _REQUEST_SECONDS),
@@ -383,8 +383,8 @@ class Metrics:
         for state in _SLEEP_STATES:
             put("engine_sleep_state", float(state == "awake"), state)
         put("prefix_cache_hit_ratio", stats["prefix_hit_tokens"] / max(stats["prefix_query_tokens"], 1))
-        if "slots_unfilled" in stats and stats.get("slots_held"):
-            put("kv_cache_fragmentation_ratio", stats["slots_unfilled"] / stats["slots_held"])
+        if "slots_unfilled" in stats:
+            put("kv_cache_fragmentation_ratio", stats["slots_unfilled"] / max(stats["slots_held"], 1))
         for key, value in stats.items():
             if key.startswith(_HOST_PREFIX) and key.endswith(_HOST_SUFFIX):
                 put("engine_host_seconds", value, key[len(_HOST_PREFIX) : -len(_HOST_SUFFIX)])

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.utils import floatToGoString
 
-__all__ = ["MAX_SERIES", "Family", "Histogram", "Labels", "Value", "escape_label", "format_value"]
+__all__ = ["MAX_HISTOGRAMS", "MAX_SERIES", "Family", "Histogram", "Labels", "Value", "escape_label", "format_value"]
 
 # Label values come from what the server knows, never from what a client sends; this bounds them nonetheless.
 MAX_SERIES = 1000
+MAX_HISTOGRAMS = 200
 _OTHER = "other"
 
 Labels = tuple[str, ...]
@@ -96,15 +97,15 @@ class Family:
         """The series of these label values; beyond `MAX_SERIES` of them, one for all others."""
         series = self._values.get(values)
         if series is None:
-            values = self._bounded(values, self._values)
+            values = self._bounded(values, self._values, MAX_SERIES)
             series = self._values.setdefault(values, Value())
         return series
 
     def histogram(self, *values: str) -> Histogram:
-        """As `labels`, of a histogram."""
+        """As `labels`, of a histogram; of them `MAX_HISTOGRAMS`."""
         series = self._histograms.get(values)
         if series is None:
-            values = self._bounded(values, self._histograms)
+            values = self._bounded(values, self._histograms, MAX_HISTOGRAMS)
             series = self._histograms.setdefault(values, Histogram(self._bounds))
         return series
 
@@ -117,10 +118,10 @@ class Family:
         self._values.clear()
         self._histograms.clear()
 
-    def _bounded(self, values: Labels, known: Mapping[Labels, object]) -> Labels:
+    def _bounded(self, values: Labels, known: Mapping[Labels, object], limit: int) -> Labels:
         if len(values) != len(self.label_names):
             raise ValueError(f"{self.name} has the labels {self.label_names}, not {values}")
-        return values if len(known) < MAX_SERIES else (_OTHER,) * len(values)
+        return values if len(known) < limit else (_OTHER,) * len(values)
 
     def render(self, name: str | None = None) -> Iterable[str]:
         """Lines of the text format, version 0.0.4; none while there is no series.
