@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import openai
@@ -12,22 +13,29 @@ from octavo.server.app import create_app
 from octavo.server.lifecycle import serve
 from octavo.server.listen import bind
 from octavo.server.state import ServerState
-from server_fakes import FakeEngine
 from starlette.applications import Starlette
 
 
 class Running:
-    """A server on a socket of 127.0.0.1, in a thread with a loop of its own."""
+    """A server on a socket of 127.0.0.1, in a thread with a loop of its own.
 
-    def __init__(self, engine: FakeEngine, state: ServerState) -> None:
+    Args:
+        engine: what answers; `starting` gives another in the server's own loop.
+    """
+
+    def __init__(
+        self, engine: Any, state: ServerState, *, starting: Callable[[], Awaitable[Any]] | None = None
+    ) -> None:
         self.engine = engine
         self.state = state
         listener = bind("127.0.0.1", 0)
         self.port: int = listener.getsockname()[1]
         self._ready = threading.Event()
-        self._loop = uvloop.new_event_loop()
+        self.loop = uvloop.new_event_loop()
 
-        async def start() -> FakeEngine:
+        async def start() -> Any:
+            if starting is not None:
+                self.engine = await starting()
             return self.engine
 
         async def main() -> None:
@@ -44,15 +52,15 @@ class Running:
 
         def run() -> None:
             try:
-                self._loop.run_until_complete(main())
+                self.loop.run_until_complete(main())
             except asyncio.CancelledError:
                 pass
             finally:
-                self._loop.close()
+                self.loop.close()
 
         self._thread = threading.Thread(target=run)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(30)
 
     @property
     def url(self) -> str:
@@ -63,7 +71,7 @@ class Running:
 
     def stop(self) -> None:
         assert self._task is not None
-        self._loop.call_soon_threadsafe(self._task.cancel)
+        self.loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(10)
         assert not self._thread.is_alive()
 
