@@ -149,13 +149,16 @@ def test_without_autoload_a_request_loads_nothing() -> None:
     run(work())
 
 
-def test_a_load_that_fails_is_told_without_its_secrets_and_not_tried_by_each_request() -> None:
+def test_a_load_that_fails_is_told_without_its_secrets_and_not_tried_by_each_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a=a?fail=1")
         with pytest.raises(ModelUnavailable, match="could not be loaded; the server's log says why") as refused:
             await models.acquire("a")
         assert "secret" not in str(refused.value)
+        assert "the model a could not be loaded: model: there is no 'a' in /secret" in caplog.text
         with pytest.raises(ModelUnavailable):
             await models.acquire("a")
         assert len(engines.attempts) == 1
@@ -297,6 +300,30 @@ def test_swap_and_back() -> None:
         await models.swap("m", "m@v1", wait=True)
         assert len(engines.attempts) == 4
         assert engines.open == ["m@v1"]
+
+    run(work())
+
+
+def test_a_model_that_drains_is_loaded_again_for_who_asks_for_it_by_its_id() -> None:
+    async def work() -> None:
+        engines = Engines()
+        models = registry(engines, "m@v1", max_loaded_models=1)
+        await models.load("m")
+        _, release = await models.acquire("m")
+        await models.swap("m", "m@v2", EngineConfig(model="m@v2"))
+        asked = asyncio.ensure_future(ask(models, "m@v1"))
+        await asyncio.sleep(0.02)
+        # Both want it back: neither may find it half closed.
+        back = asyncio.ensure_future(models.swap("m", "m@v1"))
+        await asyncio.sleep(0.02)
+        assert not asked.done()
+        assert not back.done()
+        release()
+        assert await asked == "m@v1"
+        await back
+        assert await ask(models, "m") == "m@v1"
+        await eventually(lambda: engines.open == ["m@v1"])
+        assert [engine.closed for engine in engines.started] == [True, True, False]
 
     run(work())
 

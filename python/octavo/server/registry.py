@@ -191,8 +191,9 @@ class ModelRegistry(Catalog):
             if not entry.lost() or entry.config is None:
                 return
             await self._drain(entry, 0.0)
-        if entry.revive():
-            self._arm(entry, 0.0)
+        limits = self._settings.max_loaded_models, self._settings.model_memory
+        if (leaving or limits == (None, None)) and entry.revive():
+            self._arm(entry, self._granted(entry))
             return
         if entry.config is None:
             raise self._unavailable(entry)
@@ -201,6 +202,7 @@ class ModelRegistry(Catalog):
     def _begin_load(self, entry: ModelEntry, leaving: Collection[str] = ()) -> asyncio.Task[None]:
         if entry.loading is None:
             entry.begin()
+            entry.revivable = False
             entry.loading = asyncio.get_running_loop().create_task(self._load(entry, leaving))
             # Whoever waits sees the error; when nobody does it is in the log.
             entry.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -231,8 +233,8 @@ class ModelRegistry(Catalog):
                 raise
             timed_out = isinstance(error, asyncio.TimeoutError)
             reason = f"it took more than {time.monotonic() - began:.0f} s" if timed_out else str(error)
-            if not isinstance(error, OctavoError):
-                logger.error("loading the model %s failed", entry.id, exc_info=error)
+            fault = None if isinstance(error, OctavoError) or timed_out else error
+            logger.error("the model %s could not be loaded: %s", entry.id, reason, exc_info=fault)
             entry.fail(ModelState.FAILED, reason or type(error).__name__, None)
             entry.refuse_waiters(self._unavailable(entry))
             if isinstance(error, OctavoError):
