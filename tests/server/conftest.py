@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,9 @@ from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from server_fakes import FakeEngine
 from server_harness import Running
+
+# Else it waits for a host that tests do not reach.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
 @pytest.fixture

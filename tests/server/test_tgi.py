@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -261,6 +262,17 @@ def test_async_client(server: Running) -> None:
             assert "".join([part async for part in parts]) == answer(40)
 
     asyncio.run(run())
+
+
+def test_litellm(server: Running) -> None:
+    """Its provider for TGI asks for chat completions."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import litellm
+
+        messages = [{"role": "user", "content": "Hi"}]
+        done = litellm.completion("huggingface/fake", messages, api_base=server.url, api_key="x", max_tokens=20)
+    assert done.choices[0].message.content == answer(20)
 
 
 def test_info(server: Running) -> None:
