@@ -11,8 +11,8 @@ def serve() -> Iterator[Callable[..., ServerProcess]]:
     """Starts server processes; ended at the test's end."""
     started: list[ServerProcess] = []
 
-    def start(model: str = "fake", options: Sequence[str] = ()) -> ServerProcess:
-        started.append(ServerProcess(model, options))
+    def start(model: str = "fake", options: Sequence[str] = (), port: int = 0) -> ServerProcess:
+        started.append(ServerProcess(model, options, port))
         return started[-1]
 
     yield start

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 import httpx
 import psutil
 
-__all__ = ["Outcome", "ServerProcess", "ask", "exchange", "request_bytes", "wait_until"]
+__all__ = ["Outcome", "ServerProcess", "ask", "exchange", "free_port", "request_bytes", "wait_until"]
 
 _URL = re.compile(r"at http://127\.0\.0\.1:(\d+)")
 _ADMIN_URL = re.compile(r"Admin routes at (\S+)/admin/models")
@@ -45,14 +46,15 @@ class ServerProcess:
     Args:
         model: with options of the fake and a name other than `fake`, as in `chat@v1=fake?step_ms=5`.
         options: of `octavo serve`.
+        port: to listen on; then the model may still be loading. 0: any free one, and the model is loaded.
 
     Attributes:
         port: it listens on.
         output: what it has written so far, both streams.
     """
 
-    def __init__(self, model: str = "fake", options: Sequence[str] = ()) -> None:
-        command = [sys.executable, "-m", "octavo", "serve", model, "--load-format", "fake", "--port", "0"]
+    def __init__(self, model: str = "fake", options: Sequence[str] = (), port: int = 0) -> None:
+        command = [sys.executable, "-m", "octavo", "serve", model, "--load-format", "fake", "--port", str(port)]
         command += [] if "=" in model.partition("?")[0] else ["--served-model-name", "fake"]
         command += ["--no-access-log", "--drain-delay", "0", *options]
         environment = os.environ | {"OCTAVO_ADMIN_KEY": ADMIN_KEY}
@@ -63,6 +65,9 @@ class ServerProcess:
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
+        if port:
+            self.port = port
+            return
         if not self._ready.wait(_START_S) or (found := _URL.search(self.output)) is None:
             self.kill()
             raise AssertionError(f"the server did not start:\n{self.output}")
@@ -112,6 +117,11 @@ class ServerProcess:
         done = httpx.request(method, url, headers=headers, json=payload, timeout=30)
         assert done.status_code < 300, done.text
         return done.json()
+
+    def listens(self) -> bool:
+        """Whether it takes connections."""
+        with socket.socket() as connection:
+            return connection.connect_ex(("127.0.0.1", self.port)) == 0
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=10)
@@ -314,3 +324,11 @@ async def exchange(port: int, data: bytes, seconds: float = 10.0) -> bytes:
     with contextlib.suppress(OSError, asyncio.TimeoutError):
         await asyncio.wait_for(follow(), seconds)
     return bytes(received)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from server_process import Outcome, ServerProcess, ask, exchange, request_bytes, wait_until
+from server_process import Outcome, ServerProcess, ask, exchange, free_port, request_bytes, wait_until
 
 # One after the other: each wants the machine to itself.
 pytestmark = pytest.mark.xdist_group("server_processes")
@@ -227,6 +227,21 @@ def test_a_thousand_clients_leave(serve: Serve) -> None:
     assert server.metrics()["octavo_client_disconnects_total"] >= 1000
     assert server.rss - before < 8 << 20
     server.stop()
+
+
+def test_the_server_is_told_to_end_while_it_loads(serve: Serve) -> None:
+    """It answers from the start, and ends at once with what it loads."""
+    server = serve("fake?load_ms=60000", port=free_port())
+    wait_until(server.listens, 30, "it listens")
+    assert (server.status("/livez"), server.status("/readyz")) == (200, 503)
+    refused = asyncio.run(ask(server.port, LONG))
+    assert (refused.status, refused.is_answered) == (503, True)
+    assert int(refused.headers["retry-after"]) >= 1
+    wait_until(lambda: server.workers, 20, "the engine loads")
+    worker = server.worker
+    server.signal(signal.SIGTERM)
+    assert server.wait(10) == 0, server.output
+    wait_until(lambda: not worker.is_running() or worker.status() == "zombie", 10, "the engine is gone")
 
 
 @pytest.mark.parametrize("signals", [1, 2])
