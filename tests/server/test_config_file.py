@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import typer
 from octavo.cli.serve_plan import ServeOptions, ServePlan, plan_serve
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.server import config_file
 from octavo.server.config_file import ModelPlan, divide_memory, populate, read_serve_file
 from octavo.server.settings import ServerSettings
 from registry_fakes import Engines, registry
@@ -171,3 +174,15 @@ def test_models_that_say_nothing_of_memory_share_it() -> None:
     assert divide_memory(models(3, kv_cache_memory=1 << 20)) == models(3, kv_cache_memory=1 << 20)
     assert divide_memory(models(2, gpu_memory_utilization=0.2)) == models(2, gpu_memory_utilization=0.2)
     assert parts(plan(["a", "b", "c"]).models) == [0.3, 0.3, 0.3]
+
+
+def test_the_documented_files_are_what_they_say(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    assert config_file.__doc__ is not None
+    described = textwrap.dedent(config_file.__doc__.partition("\n\n")[2])
+    for text in (shown, described):
+        made = plan([], written(tmp_path, text))
+        populate(registry(Engines()), made.models, made.aliases)
+        assert [model.id for model in made.models] == ["chat@v1", "chat@v2"]
+        assert any(set(alias.weights.values()) == {90, 10} for alias in made.aliases.values())
