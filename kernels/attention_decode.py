@@ -25,6 +25,7 @@ from octavo.kernels.attention_group import launch_group
 from octavo.kernels.attention_merge import launch_merge
 from octavo.kernels.attention_work import DECODE_ROWS, AttentionWork
 from octavo.kernels.compile_case import CompileCase
+from octavo.kernels.gluon_support import gluon_serves
 from octavo.kernels.launch import launch
 from octavo.kernels.overlap import await_previous, start_next
 from torch import Tensor
@@ -78,8 +79,44 @@ def decode_attention(
     if grouped and work.members:
         launch_group(qkv, cache, block_tables, work, shape, slopes, scale, group_config)
     config = config or decode_config(work.capability, shape, tokens)
-    _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config, tokens)
+    if not _launch_hopper(qkv, out, cache, block_tables, work, shape, scale, v_scale, config, tokens):
+        _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config, tokens)
     launch_merge(out, work, shape, v_scale, tokens=tokens)
+
+
+def _launch_hopper(
+    qkv: Tensor,
+    out: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    work: AttentionWork,
+    shape: AttentionShape,
+    scale: float,
+    v_scale: float,
+    config: DecodeConfig,
+    tokens: int,
+) -> bool:
+    """Launch Hopper's own kernel if the configuration asks for it and it serves; whether that was so."""
+    if not config.hopper_stages or not gluon_serves():
+        return False
+    from octavo.kernels.attention_decode_hopper import decode_on_hopper, hopper_serves
+
+    if not hopper_serves(work.capability, qkv.dtype, shape):
+        return False
+    decode_on_hopper(
+        qkv,
+        out,
+        cache,
+        block_tables,
+        work,
+        shape,
+        scale=scale,
+        v_scale=v_scale,
+        config=config,
+        long=tokens > _LONG_TOKENS,
+        turns=tokens > _TURNS_TOKENS,
+    )
+    return True
 
 
 def _launch_decode(

@@ -19,6 +19,8 @@ class DecodeConfig:
         programs: a multiprocessor.
         registers: most a thread may use; None for what the compiler takes.
         pieces: 1 or 2, in how many a tile is loaded.
+        hopper_stages: tiles of keys and values in shared memory in Hopper's own decode kernel, where that serves; its
+            num_warps, a multiple of 4, are those of the arithmetic. 0 for the portable one everywhere.
     """
 
     num_warps: int
@@ -26,6 +28,7 @@ class DecodeConfig:
     programs: int
     registers: int | None = None
     pieces: int = 1
+    hopper_stages: int = 0
 
 
 # By (least compute capability, least head size, 1 for an fp8 cache); the last that fits holds.

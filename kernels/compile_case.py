@@ -25,6 +25,7 @@ class CompileCase:
         num_stages: of pipelined loops.
         enable_fp_fusion: whether products and sums may contract.
         aligned: integer arguments that are multiples of 16; pointers always are.
+        registers: most a thread may use; None for what the compiler takes.
         max_spilled: bytes of registers that a thread may spill; above 0 where that was found to be the fastest.
     """
 
@@ -35,4 +36,5 @@ class CompileCase:
     num_stages: int = 3
     enable_fp_fusion: bool = False
     aligned: tuple[str, ...] = ()
+    registers: int | None = None
     max_spilled: int = 0

@@ -76,6 +76,7 @@ def compiled(case: CompileCase, capability: int) -> dict[str, Any]:
         "num_warps": case.num_warps,
         "num_stages": case.num_stages,
         "enable_fp_fusion": case.enable_fp_fusion,
+        "maxnreg": case.registers,
     }
     try:
         built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -1,0 +1,506 @@
+"""Attention of rows with one query on Hopper: as `attention_decode`, with copies that run ahead of the arithmetic.
+
+One warp of a program asks the tensor memory accelerator for the keys and values of tile after tile, a block and half a
+head at a time, and from one item to the next without a pause; the others take them as they come (Flash-Decoding's
+items, Dao et al. 2023, by FlashAttention-3's division of work, Shah et al. 2024). Copies also start before the kernel
+ahead has ended: it writes no key or value but each row's newest. The arithmetic and its order are those of every other
+kernel here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from octavo.kernels.attention import (
+    CHUNK,
+    AttentionShape,
+    finish,
+    log2_factor,
+    row_sum,
+    weigh_tile,
+)
+from octavo.kernels.attention_decode_tables import DecodeConfig
+from octavo.kernels.attention_work import DECODE_ROWS, AttentionWork
+from octavo.kernels.compile_case import CompileCase
+from octavo.kernels.launch import launch
+from octavo.kernels.overlap import await_previous, start_next
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, mma_v2, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+__all__ = ["compile_cases", "decode_on_hopper", "hopper_serves"]
+
+_PIECE = gl.NVMMASharedLayout(128, 16, 2)
+
+
+def hopper_serves(capability: int, dtype: torch.dtype, shape: AttentionShape) -> bool:
+    """Whether `decode_on_hopper` can take the place of the portable kernel, with the same bits."""
+    plain = shape.softcap == 0 and not shape.alibi and not shape.kv_fp8
+    fits = shape.head_dim in (64, 128) and shape.tile % shape.block_size == 0 and shape.group <= DECODE_ROWS
+    return capability == 90 and dtype in (torch.bfloat16, torch.float16) and plain and fits
+
+
+def decode_on_hopper(
+    qkv: Tensor,
+    out: Tensor,
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    work: AttentionWork,
+    shape: AttentionShape,
+    *,
+    scale: float,
+    v_scale: float,
+    config: DecodeConfig,
+    long: bool,
+    turns: bool,
+) -> None:
+    """The items of the decode list, as the portable kernel of `attention_decode`, where `hopper_serves`.
+
+    Args:
+        qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries first.
+        out: [tokens, num_heads * head_dim], of qkv's dtype.
+        kv_cache: [blocks, 2, num_kv_heads, block_size, head_dim] of qkv's dtype.
+        block_tables: int32 [slots, blocks of a sequence].
+        work: the lists of the layer's window.
+        shape: of the layer.
+        scale: of the scores, with that of cached keys.
+        v_scale: what cached values are to be multiplied with.
+        config: the launch, with hopper_stages above 0.
+        long: the next kernel starts when this one ends.
+        turns: each program takes the next item there is when it is ready for one.
+    """
+    lines = kv_cache.view(-1, shape.head_dim)
+    cache = TensorDescriptor(lines, list(lines.shape), list(lines.stride()), [shape.block_size, 64], _PIECE)
+    launch(
+        _decode_hopper_kernel,
+        (work.processors * config.programs,),
+        qkv,
+        out,
+        cache,
+        block_tables,
+        block_tables.stride(0),
+        work.decode_items,
+        len(work.decode_items),
+        work.totals,
+        work.turns,
+        work.values,
+        work.stats,
+        lines.shape[0],
+        scale,
+        v_scale,
+        **_constants(shape, config, long, turns),
+        num_warps=config.num_warps,
+        maxnreg=_registers(config),
+        enable_fp_fusion=False,
+    )
+
+
+def _constants(shape: AttentionShape, config: DecodeConfig, long: bool, turns: bool) -> dict[str, Any]:
+    return {
+        "HEADS": shape.num_heads,
+        "KV_HEADS": shape.num_kv_heads,
+        "HEAD_DIM": shape.head_dim,
+        "BLOCK_SIZE": shape.block_size,
+        "TILE": shape.tile,
+        "CHUNK": CHUNK,
+        "ROWS": DECODE_ROWS,
+        "WARPS": config.num_warps,
+        "STAGES": config.hopper_stages,
+        "LONG": long,
+        "TURNS": turns,
+    }
+
+
+def _registers(config: DecodeConfig) -> int:
+    """Registers of a thread, of which the copying warp leaves some to the others; warps come in fours."""
+    threads = config.programs * (config.num_warps // 4 + 1) * 128
+    return config.registers or min(96, 65536 // threads // 8 * 8)
+
+
+@gluon.jit
+def _load_copy_record(items, place, there):
+    """Of a record of the decode list what the copying warp needs: slot, first and past the last position, query's."""
+    item = items + place * 8
+    slot = gl.load(item + 1, mask=there, other=0)
+    start = gl.load(item + 2, mask=there, other=0)
+    end = gl.load(item + 3, mask=there, other=0)
+    query = gl.load(item + 5, mask=there, other=0)
+    return slot, start, end, query
+
+
+@gluon.jit
+def _load_blocks(
+    tables, table_stride, slot, start, end, there, BLOCK_SIZE: gl.constexpr, CHUNK: gl.constexpr
+):
+    """Block ids of the chunk of positions start <= p < end, -1 for its other blocks: a tuple of int32."""
+    BLOCKS: gl.constexpr = CHUNK // BLOCK_SIZE
+    table = tables + slot.to(gl.int64) * table_stride
+    base = start // CHUNK * BLOCKS
+    ids = ()
+    for i in gl.static_range(BLOCKS):
+        place = base + i
+        # Blocks that the query does not see may be another sequence's by now.
+        held = there & (place >= start // BLOCK_SIZE) & (place * BLOCK_SIZE < end)
+        ids = ids + (gl.load(table + place, mask=held, other=-1),)  # type: ignore[assignment]  # noqa: RUF005
+    return ids
+
+
+@gluon.jit
+def _load_tiles(
+    cache,
+    tables,
+    table_stride,
+    items,
+    capacity,
+    totals,
+    turns,
+    buffers,
+    following_items,
+    full,
+    empty,
+    out_of_bounds,
+    KV_HEADS: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    TILE: gl.constexpr,
+    CHUNK: gl.constexpr,
+    STAGES: gl.constexpr,
+    TURNS: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """The copying warp: keys and values of each tile of each item into the next stage that is empty."""
+    BLOCKS: gl.constexpr = TILE // BLOCK_SIZE
+    HALVES: gl.constexpr = HEAD_DIM // 64
+    TILES: gl.constexpr = CHUNK // TILE
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    lane = gl.arange(0, 32, LANES)
+    programs = gl.num_programs(0)
+    index = gl.program_id(0)
+    count = gl.load(totals) * KV_HEADS
+    slot, start, end, query = _load_copy_record(items, index // KV_HEADS, index // KV_HEADS < capacity)
+    ids = _load_blocks(tables, table_stride, slot, start, end, index < count, BLOCK_SIZE, CHUNK)
+    following = index + programs
+    second = following + programs
+    one = gl.full([32], 1, gl.int32, LANES)
+    taken = one
+    step = 0
+    while index < count:
+        there = following < count
+        next_slot, next_start, next_end, next_query = _load_copy_record(items, following // KV_HEADS, there)
+        if TURNS:
+            # Each program's first three items are given, so that copies start before the kernel ahead has ended.
+            if index >= programs:
+                await_previous(PDL)
+                taken = gl.atomic_add(turns + lane, one, mask=lane == 0, sem="relaxed")
+        head = index % KV_HEADS
+        for tile in range(start // TILE, (end + TILE - 1) // TILE):
+            if tile == query // TILE:
+                # The kernel ahead writes the newest token's key and value.
+                await_previous(PDL)
+            stage = step % STAGES
+            phase = step // STAGES & 1
+            mbarrier.wait(empty.index(stage), phase ^ 1)
+            if TURNS:
+                following_items.index(stage).store(gl.full([1], following, gl.int32, LANES))
+                gl.thread_barrier()
+            mbarrier.expect(full.index(stage), 2 * TILE * HEAD_DIM * 2)
+            for half in gl.static_range(2):
+                for block in gl.static_range(BLOCKS):
+                    held = ids[block]
+                    for i in gl.static_range(1, TILES):
+                        held = gl.where(tile % TILES == i, ids[i * BLOCKS + block], held)
+                    # Rows outside the cache are filled with zeros.
+                    line = ((held * 2 + half) * KV_HEADS + head) * BLOCK_SIZE
+                    line = gl.where(held < 0, out_of_bounds, line)
+                    for part in gl.static_range(HALVES):
+                        buffer = buffers.index(((stage * 2 + half) * HALVES + part) * BLOCKS + block)
+                        tma.async_copy_global_to_shared(cache, [line, part * 64], full.index(stage), buffer)
+            step += 1
+        slot, start, end, query = next_slot, next_start, next_end, next_query
+        ids = _load_blocks(tables, table_stride, slot, start, end, there, BLOCK_SIZE, CHUNK)
+        if TURNS:
+            second = 3 * programs + gl.sum(taken, 0) if index >= programs else index + 2 * programs
+        else:
+            second = following + programs
+        index = following
+        following = second
+    await_previous(PDL)
+    if TURNS:
+        # Whoever ends last puts back to zero what the next layer counts by; its own turns have all been taken then.
+        ended = gl.atomic_add(turns + 1, 1, mask=following >= 0, sem="relaxed")
+        gl.store(turns, 0, mask=ended == programs - 1)
+        gl.store(turns + 1, 0, mask=ended == programs - 1)
+
+
+@gluon.jit
+def _load_record(items, place, there):
+    """Of a record of the decode list what the other warps need: row, first and past the last position, partial."""
+    item = items + place * 8
+    row = gl.load(item, mask=there, other=0)
+    start = gl.load(item + 2, mask=there, other=0)
+    end = gl.load(item + 3, mask=there, other=0)
+    partial = gl.load(item + 4, mask=there, other=0)
+    return row, start, end, partial
+
+
+@gluon.jit
+def _copy_queries(
+    qkv,
+    queries,
+    row,
+    kv_head,
+    there,
+    HEADS: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    ROWS: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """Start to copy the queries of kv_head's heads to [ROWS, HEAD_DIM]: 0 where there are no more, or no such item."""
+    GROUP: gl.constexpr = HEADS // KV_HEADS
+    LINE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [WARPS, 1], [1, 0])
+    line = gl.arange(0, ROWS, gl.SliceLayout(1, LINE))
+    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LINE))
+    offsets = row.to(gl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + (kv_head * GROUP + line) * HEAD_DIM
+    held = (line < GROUP) & there
+    async_copy.async_copy_global_to_shared(queries, qkv + offsets[:, None] + dims[None, :], mask=held[:, None])
+    async_copy.commit_group()
+
+
+@gluon.jit
+def _attend(
+    qkv,
+    out,
+    items,
+    capacity,
+    totals,
+    values,
+    stats,
+    scale,
+    v_scale,
+    queries,
+    tiles,
+    following_items,
+    full,
+    empty,
+    HEADS: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    TILE: gl.constexpr,
+    ROWS: gl.constexpr,
+    WARPS: gl.constexpr,
+    STAGES: gl.constexpr,
+    TURNS: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """The other warps: each has some keys of a tile, then some dimensions of its values."""
+    GROUP: gl.constexpr = HEADS // KV_HEADS
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, WARPS], [16, 8])
+    ROW: gl.constexpr = gl.SliceLayout(1, SUMS)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
+    FOLLOWING: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    dtype: gl.constexpr = qkv.dtype.element_ty
+    factor = log2_factor(scale, 0, False)
+    lane = gl.arange(0, ROWS, ROW)
+    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, SUMS))
+    column = gl.arange(0, TILE, gl.SliceLayout(0, SUMS))
+    line = gl.arange(0, TILE, gl.SliceLayout(1, RIGHT))
+    ones = gl.full([TILE, 8], 1.0, dtype, RIGHT)
+    no_scores = gl.zeros([ROWS, TILE], gl.float32, SUMS)
+    programs = gl.num_programs(0)
+    index = gl.program_id(0)
+    count = gl.load(totals) * KV_HEADS
+    row, start, end, partial = _load_record(items, index // KV_HEADS, index // KV_HEADS < capacity)
+    await_previous(PDL)
+    _copy_queries(qkv, queries, row, index % KV_HEADS, index < count, HEADS, KV_HEADS, HEAD_DIM, ROWS, WARPS)
+    step = 0
+    while index < count:
+        async_copy.wait_group(0)
+        gl.thread_barrier()
+        q = queries.load(LEFT)
+        m = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+        # As many equal columns of sums as a product has at least.
+        total = gl.zeros([ROWS, 8], gl.float32, SUMS)
+        acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, SUMS)
+        first_tile = start // TILE
+        last_tile = (end - 1) // TILE
+        following = index + programs
+        if TURNS:
+            mbarrier.wait(full.index(step % STAGES), step // STAGES & 1)
+            following = gl.max(following_items.index(step % STAGES).load(FOLLOWING), 0)
+        there = following < count
+        next_row, next_start, next_end, next_partial = _load_record(items, following // KV_HEADS, there)
+        for tile in range(first_tile, last_tile + 1):
+            if tile == last_tile:
+                _copy_queries(
+                    qkv, queries, next_row, following % KV_HEADS, there, HEADS, KV_HEADS, HEAD_DIM, ROWS, WARPS
+                )
+            stage = step % STAGES
+            mbarrier.wait(full.index(stage), step // STAGES & 1)
+            k = tiles.index(stage * 2).permute((1, 0)).load(RIGHT)
+            s = mma_v2(q, k, no_scores)
+            v = tiles.index(stage * 2 + 1).load(RIGHT)
+            if (tile * TILE < start) | (tile * TILE + TILE > end):
+                key = tile * TILE + column
+                s = gl.where(((key >= start) & (key < end))[None, :], s, float("-inf"))
+                # Places of the cache that hold no value yet may be NaN, which times a weight of 0 is not 0.
+                key = tile * TILE + line
+                v = gl.where(((key >= start) & (key < end))[:, None], v, 0.0)
+            p, alpha, m = weigh_tile(s, m, factor, dtype)
+            p = gl.convert_layout(p, LEFT)
+            # For the weights all warps have waited for each other since they read the tile.
+            mbarrier.arrive(empty.index(stage), count=1)
+            total = mma_v2(p, ones, gl.fma(total, alpha[:, None], 0.0))
+            acc = mma_v2(p, v, gl.fma(acc, alpha[:, None], 0.0))
+            step += 1
+        kv_head = index % KV_HEADS
+        weight = row_sum(total)
+        head = kv_head * GROUP + lane
+        held = lane < GROUP
+        if partial < 0:
+            place = row.to(gl.int64) * HEADS + head
+            at = out + place[:, None] * HEAD_DIM + dims[None, :]
+            gl.store(at, finish(acc, weight, v_scale, dtype), mask=held[:, None])
+        else:
+            place = partial.to(gl.int64) * HEADS + head
+            gl.store(stats + place * 2, m, mask=held)
+            gl.store(stats + place * 2 + 1, weight, mask=held)
+            gl.store(values + place[:, None] * HEAD_DIM + dims[None, :], acc, mask=held[:, None])
+        row, start, end, partial = next_row, next_start, next_end, next_partial
+        index = following
+
+
+@gluon.jit(do_not_specialize=["table_stride", "capacity", "out_of_bounds"])
+def _decode_hopper_kernel(
+    qkv,
+    out,
+    cache,
+    tables,
+    table_stride,
+    items,
+    capacity,
+    totals,
+    turns,
+    values,
+    stats,
+    out_of_bounds,
+    scale,
+    v_scale,
+    HEADS: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    TILE: gl.constexpr,
+    CHUNK: gl.constexpr,
+    ROWS: gl.constexpr,
+    WARPS: gl.constexpr,
+    STAGES: gl.constexpr,
+    LONG: gl.constexpr,
+    TURNS: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Each item of the decode list for each kv head."""
+    if not LONG:
+        start_next(PDL)
+    dtype: gl.constexpr = qkv.dtype.element_ty
+    WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    PIECES: gl.constexpr = STAGES * 2 * (HEAD_DIM // 64) * (TILE // BLOCK_SIZE)
+    # A tile of a whole head lies in memory as its halves of 64 dimensions, each its blocks one after the other.
+    buffers = gl.allocate_shared_memory(dtype, [PIECES, BLOCK_SIZE, 64], WIDE)
+    tiles = buffers._reinterpret(dtype, [STAGES * 2, TILE, HEAD_DIM], WIDE)
+    queries = gl.allocate_shared_memory(dtype, [ROWS, HEAD_DIM], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    following_items = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    gl.warp_specialize(
+        [
+            (
+                _attend,
+                (
+                    qkv,
+                    out,
+                    items,
+                    capacity,
+                    totals,
+                    values,
+                    stats,
+                    scale,
+                    v_scale,
+                    queries,
+                    tiles,
+                    following_items,
+                    full,
+                    empty,
+                    HEADS,
+                    KV_HEADS,
+                    HEAD_DIM,
+                    TILE,
+                    ROWS,
+                    WARPS,
+                    STAGES,
+                    TURNS,
+                    PDL,
+                ),
+            ),
+            (
+                _load_tiles,
+                (
+                    cache,
+                    tables,
+                    table_stride,
+                    items,
+                    capacity,
+                    totals,
+                    turns,
+                    buffers,
+                    following_items,
+                    full,
+                    empty,
+                    out_of_bounds,
+                    KV_HEADS,
+                    HEAD_DIM,
+                    BLOCK_SIZE,
+                    TILE,
+                    CHUNK,
+                    STAGES,
+                    TURNS,
+                    PDL,
+                ),
+            ),
+        ],
+        [1],
+        [48],
+    )
+    await_previous(PDL)
+    if LONG:
+        start_next(PDL)
+
+
+def compile_cases(capability: int) -> list[CompileCase]:
+    """Shapes of Qwen3 and Llama models; the kernel is of one generation of GPUs."""
+    cases = []
+    for dtype, shape, config, many in (
+        ("bf16", AttentionShape(16, 8, 128, 16, 0.088), DecodeConfig(4, 2, 2, hopper_stages=3), True),
+        ("bf16", AttentionShape(32, 8, 128, 32, 0.088), DecodeConfig(4, 2, 1, hopper_stages=6), False),
+        ("fp16", AttentionShape(28, 4, 128, 16, 0.088), DecodeConfig(4, 2, 2, hopper_stages=3), True),
+        ("bf16", AttentionShape(32, 8, 64, 16, 0.125), DecodeConfig(4, 2, 2, hopper_stages=6), True),
+    ):
+        arguments = {"qkv": f"*{dtype}", "out": f"*{dtype}", "tables": "*i32", "table_stride": "i32"}
+        arguments["cache"] = f"tensordesc<{dtype}[{shape.block_size}, 64],{_PIECE!r}>"
+        arguments |= {"items": "*i32", "totals": "*i32", "turns": "*i32", "values": "*fp32", "stats": "*fp32"}
+        arguments |= {"capacity": "i32", "out_of_bounds": "i32", "scale": "fp32", "v_scale": "fp32"}
+        constants = _constants(shape, config, many, many)
+        warps, registers = config.num_warps, _registers(config)
+        cases.append(
+            CompileCase(_decode_hopper_kernel, arguments, constants, num_warps=warps, registers=registers)
+        )
+    return cases if capability == 90 else []
