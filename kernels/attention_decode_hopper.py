@@ -132,9 +132,7 @@ def _load_copy_record(items, place, there):
 
 
 @gluon.jit
-def _load_blocks(
-    tables, table_stride, slot, start, end, there, BLOCK_SIZE: gl.constexpr, CHUNK: gl.constexpr
-):
+def _load_blocks(tables, table_stride, slot, start, end, there, BLOCK_SIZE: gl.constexpr, CHUNK: gl.constexpr):
     """Block ids of the chunk of positions start <= p < end, -1 for its other blocks: a tuple of int32."""
     BLOCKS: gl.constexpr = CHUNK // BLOCK_SIZE
     table = tables + slot.to(gl.int64) * table_stride
@@ -183,7 +181,6 @@ def _load_tiles(
     slot, start, end, query = _load_copy_record(items, index // KV_HEADS, index // KV_HEADS < capacity)
     ids = _load_blocks(tables, table_stride, slot, start, end, index < count, BLOCK_SIZE, CHUNK)
     following = index + programs
-    second = following + programs
     one = gl.full([32], 1, gl.int32, LANES)
     taken = one
     step = 0
@@ -192,7 +189,8 @@ def _load_tiles(
         next_slot, next_start, next_end, next_query = _load_copy_record(items, following // KV_HEADS, there)
         if TURNS:
             # Each program's first three items are given, so that copies start before the kernel ahead has ended.
-            if index >= programs:
+            begun = index >= programs
+            if begun:
                 await_previous(PDL)
                 taken = gl.atomic_add(turns + lane, one, mask=lane == 0, sem="relaxed")
         head = index % KV_HEADS
@@ -221,10 +219,9 @@ def _load_tiles(
             step += 1
         slot, start, end, query = next_slot, next_start, next_end, next_query
         ids = _load_blocks(tables, table_stride, slot, start, end, there, BLOCK_SIZE, CHUNK)
+        second = following + programs
         if TURNS:
-            second = 3 * programs + gl.sum(taken, 0) if index >= programs else index + 2 * programs
-        else:
-            second = following + programs
+            second = gl.where(begun, 3 * programs + gl.sum(gl.where(lane == 0, taken, 0), 0), second)
         index = following
         following = second
     await_previous(PDL)
@@ -500,7 +497,5 @@ def compile_cases(capability: int) -> list[CompileCase]:
         arguments |= {"capacity": "i32", "out_of_bounds": "i32", "scale": "fp32", "v_scale": "fp32"}
         constants = _constants(shape, config, many, many)
         warps, registers = config.num_warps, _registers(config)
-        cases.append(
-            CompileCase(_decode_hopper_kernel, arguments, constants, num_warps=warps, registers=registers)
-        )
+        cases.append(CompileCase(_decode_hopper_kernel, arguments, constants, num_warps=warps, registers=registers))
     return cases if capability == 90 else []

@@ -203,6 +203,99 @@ def test_launches_differ_in_no_bit(device: torch.device, dtype: torch.dtype, hea
         assert torch.equal(attend(step, config=config), plain)
 
 
+HOPPER = [DecodeConfig(4, 2, 2, hopper_stages=3), DecodeConfig(4, 2, 1, hopper_stages=6)]
+
+
+def written(step: Step, window: int, tokens: int, grouped: bool, config: DecodeConfig | None) -> list[Tensor]:
+    """Bits of the output and of all partials after a launch; the same where nothing was to be written."""
+    work = step.work(window)
+    work.values.fill_(UNTOUCHED)
+    work.stats.fill_(UNTOUCHED)
+    step.plan(work, grouped=grouped)
+    width = step.shape.num_heads * step.shape.head_dim
+    out = torch.full((len(step.qkv), width), UNTOUCHED, dtype=step.qkv.dtype, device=step.qkv.device)
+    decode_attention(
+        step.qkv, out, step.cache, step.tables, work, step.shape, tokens=tokens, grouped=grouped, config=config
+    )
+    assert work.turns.tolist() == [0, 0]
+    return [out.view(torch.int16), work.values.view(torch.int32), work.stats.view(torch.int32)]
+
+
+def check_on_hopper(step: Step, window: int = 0, *, grouped: bool = False) -> None:
+    """Hopper's own kernel writes the portable one's bits, its items given and taken by turns."""
+    if torch.cuda.get_device_capability(step.qkv.device) != (9, 0):
+        pytest.skip("a kernel of Hopper")
+    right = written(step, window, len(step.qkv), grouped, None)
+    for config in HOPPER:
+        for tokens in (1, 256, 256):
+            got = written(step, window, tokens, grouped, config)
+            assert [torch.equal(a, b) for a, b in zip(got, right, strict=True)] == [True] * 3, (config, tokens)
+
+
+EVERY_LENGTH = rows(1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 300, 529, 3000)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_every_length_on_hopper(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> None:
+    check_on_hopper(make_step(AttentionShape(4, 2, head_dim, block_size, 0.1), EVERY_LENGTH, dtype, device, padding=3))
+
+
+@pytest.mark.gpu
+@in_one_dtype
+@pytest.mark.parametrize("group", [1, 4, 5, 16])
+def test_query_heads_on_hopper(device: torch.device, dtype: torch.dtype, group: int) -> None:
+    check_on_hopper(make_step(AttentionShape(2 * group, 2, 128, 16, 0.1), rows(1, 270, 20, 600), dtype, device))
+
+
+@pytest.mark.gpu
+@in_one_dtype
+@pytest.mark.parametrize("window", [1, 40, 256, 300])
+def test_window_on_hopper(device: torch.device, dtype: torch.dtype, window: int) -> None:
+    check_on_hopper(make_step(AttentionShape(4, 2, 128, 16, 0.1), EVERY_LENGTH, dtype, device, padding=2), window)
+
+
+@pytest.mark.gpu
+@in_one_dtype
+def test_shared_prefixes_on_hopper(device: torch.device, dtype: torch.dtype) -> None:
+    lengths = rows(600, 700, 530, 300, 290, 559)
+    groups = [((0, 2, 5), 33), ((3, 4), 16)]
+    check_on_hopper(make_step(AttentionShape(4, 2, 128, 16, 0.1), lengths, dtype, device, groups=groups), grouped=True)
+
+
+@pytest.mark.gpu
+@in_one_dtype
+def test_more_items_than_programs_on_hopper(device: torch.device, dtype: torch.dtype) -> None:
+    check_on_hopper(make_step(AttentionShape(8, 4, 128, 16, 0.1), rows(*[1300, 17, 256] * 60), dtype, device))
+
+
+@pytest.mark.gpu
+@in_one_dtype
+def test_launches_after_each_other_on_hopper(device: torch.device, dtype: torch.dtype) -> None:
+    """Without a pause, with more items than programs, with fewer and with none."""
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        pytest.skip("a kernel of Hopper")
+    many = make_step(AttentionShape(8, 4, 128, 16, 0.1), rows(*[1300, 17, 256] * 60), dtype, device)
+    few = make_step(many.shape, rows(300, 17), dtype, device)
+    none = make_step(many.shape, rows(300, 17), dtype, device)
+    none.counts[:3] = 0
+    work = many.work()
+    steps = [many, few, none] * 4
+    outs = []
+    for config in (None, HOPPER[0], HOPPER[1]):
+        for step in steps:
+            step.plan(work)
+            out = torch.full((len(step.qkv), 8 * 128), UNTOUCHED, dtype=dtype, device=device)
+            options: Any = {"tokens": 256, "grouped": False, "config": config}
+            decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, **options)
+            outs.append(out)
+    assert work.turns.tolist() == [0, 0]
+    for got, right in zip(outs[len(steps) :], outs[: len(steps)] * 2, strict=True):
+        assert torch.equal(got, right)
+    assert (outs[2] == UNTOUCHED).all()
+
+
 @pytest.mark.gpu
 @in_one_dtype
 def test_replayed_graphs_read_the_step_anew(device: torch.device, dtype: torch.dtype) -> None:

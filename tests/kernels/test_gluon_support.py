@@ -10,8 +10,10 @@ import pytest
 import torch
 import triton
 from attention_steps import make_step
-from octavo.kernels import attention_prefill, linear
+from octavo.kernels import attention_decode, attention_prefill, linear
 from octavo.kernels.attention import AttentionShape
+from octavo.kernels.attention_decode import decode_attention
+from octavo.kernels.attention_decode_tables import DecodeConfig
 from octavo.kernels.attention_prefill import prefill_attention
 from octavo.kernels.attention_prefill_tables import PrefillConfig
 from octavo.kernels.gluon_support import GLUON_KERNELS, gluon_serves
@@ -95,4 +97,18 @@ def test_prompts_fall_back(device: torch.device, monkeypatch: pytest.MonkeyPatch
     step.plan(work, mixed=True)
     out = torch.zeros(len(step.qkv), 128, dtype=torch.float16, device=device)
     prefill_attention(step.qkv, out, step.cache, step.tables, work, step.shape, tokens=len(step.qkv), config=config)
+    assert (out.cpu().double() - step.expected()).abs().max() < 3e-3
+
+
+def test_decode_rows_fall_back(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_decode, "gluon_serves", lambda: False)
+    monkeypatch.setitem(sys.modules, "octavo.kernels.attention_decode_hopper", None)
+    step = make_step(AttentionShape(2, 1, 64, 16, 0.125), [(40, 1)], torch.float16, device)
+    work = step.work()
+    work.capability = 90
+    step.plan(work)
+    out = torch.zeros(len(step.qkv), 128, dtype=torch.float16, device=device)
+    config = DecodeConfig(4, 2, 1, hopper_stages=3)
+    options = {"tokens": 1, "grouped": False, "config": config}
+    decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, **options)
     assert (out.cpu().double() - step.expected()).abs().max() < 3e-3
