@@ -17,8 +17,9 @@ from octavo.kernels.attention import (
     AttentionShape,
     finish,
     log2_factor,
+    raise_maximum,
     row_sum,
-    weigh_tile,
+    weights,
 )
 from octavo.kernels.attention_decode_tables import DecodeConfig
 from octavo.kernels.attention_work import DECODE_ROWS, AttentionWork
@@ -118,6 +119,14 @@ def _registers(config: DecodeConfig) -> int:
     """Registers of a thread, of which the copying warp leaves some to the others; warps come in fours."""
     threads = config.programs * (config.num_warps // 4 + 1) * 128
     return config.registers or min(96, 65536 // threads // 8 * 8)
+
+
+@gluon.constexpr_function
+def _warps_in_registers(warps: int) -> gl.DistributedLinearLayout:
+    """Layout of [16, warps] with a row's values in one thread, the rows as those of a product's sums."""
+    registers = [[0, 1 << i] for i in range(warps.bit_length() - 1)]
+    lanes = [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout([*registers, [8, 0]], lanes, [[0, 0]] * len(registers), [], [16, warps])
 
 
 @gluon.jit
@@ -268,6 +277,15 @@ def _copy_queries(
 
 
 @gluon.jit
+def _row_maximum(s, WARPS: gl.constexpr, ROW: gl.constexpr):
+    """The largest of each row of s [16, N], by one exchange between the warps, which lie along N."""
+    EIGHTS: gl.constexpr = s.shape[1] // (8 * WARPS)
+    OTHERS: gl.constexpr = _warps_in_registers(WARPS)
+    own = gl.max(gl.max(gl.reshape(s, [s.shape[0], EIGHTS, WARPS, 8]), 1), 2)
+    return gl.convert_layout(gl.max(gl.convert_layout(own, OTHERS), 1), ROW)
+
+
+@gluon.jit
 def _attend(
     qkv,
     out,
@@ -279,6 +297,7 @@ def _attend(
     scale,
     v_scale,
     queries,
+    shares,
     tiles,
     following_items,
     full,
@@ -347,9 +366,10 @@ def _attend(
                 # Places of the cache that hold no value yet may be NaN, which times a weight of 0 is not 0.
                 key = tile * TILE + line
                 v = gl.where(((key >= start) & (key < end))[:, None], v, 0.0)
-            p, alpha, m = weigh_tile(s, m, factor, dtype)
-            p = gl.convert_layout(p, LEFT)
-            # For the weights all warps have waited for each other since they read the tile.
+            m, finite, alpha = raise_maximum(m, _row_maximum(s, WARPS, ROW) * factor)
+            shares.store(weights(s, factor, finite, dtype))
+            p = shares.load(LEFT)
+            # Before this all warps wait for each other, and so have read the tile.
             mbarrier.arrive(empty.index(stage), count=1)
             total = mma_v2(p, ones, gl.fma(total, alpha[:, None], 0.0))
             acc = mma_v2(p, v, gl.fma(acc, alpha[:, None], 0.0))
@@ -410,6 +430,7 @@ def _decode_hopper_kernel(
     buffers = gl.allocate_shared_memory(dtype, [PIECES, BLOCK_SIZE, 64], WIDE)
     tiles = buffers._reinterpret(dtype, [STAGES * 2, TILE, HEAD_DIM], WIDE)
     queries = gl.allocate_shared_memory(dtype, [ROWS, HEAD_DIM], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    shares = gl.allocate_shared_memory(dtype, [ROWS, TILE], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
     following_items = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -433,6 +454,7 @@ def _decode_hopper_kernel(
                     scale,
                     v_scale,
                     queries,
+                    shares,
                     tiles,
                     following_items,
                     full,
