@@ -36,6 +36,9 @@ __all__ = ["compile_cases", "decode_on_hopper", "hopper_serves"]
 
 _PIECE = gl.NVMMASharedLayout(128, 16, 2)
 
+_COPY_REGISTERS = gl.constexpr(48)
+"""Of a thread of the copying warp, and of the three beside it that have nothing to do."""
+
 
 def hopper_serves(capability: int, dtype: torch.dtype, shape: AttentionShape) -> bool:
     """Whether `decode_on_hopper` can take the place of the portable kernel, with the same bits."""
@@ -164,11 +167,11 @@ def _load_tiles(
     capacity,
     totals,
     turns,
+    out_of_bounds,
     buffers,
     following_items,
     full,
     empty,
-    out_of_bounds,
     KV_HEADS: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
@@ -439,66 +442,22 @@ def _decode_hopper_kernel(
         mbarrier.init(empty.index(i), count=1)
     fence_async_shared()
     gl.thread_barrier()
+    # fmt: off
     gl.warp_specialize(
         [
-            (
-                _attend,
-                (
-                    qkv,
-                    out,
-                    items,
-                    capacity,
-                    totals,
-                    values,
-                    stats,
-                    scale,
-                    v_scale,
-                    queries,
-                    shares,
-                    tiles,
-                    following_items,
-                    full,
-                    empty,
-                    HEADS,
-                    KV_HEADS,
-                    HEAD_DIM,
-                    TILE,
-                    ROWS,
-                    WARPS,
-                    STAGES,
-                    TURNS,
-                    PDL,
-                ),
-            ),
-            (
-                _load_tiles,
-                (
-                    cache,
-                    tables,
-                    table_stride,
-                    items,
-                    capacity,
-                    totals,
-                    turns,
-                    buffers,
-                    following_items,
-                    full,
-                    empty,
-                    out_of_bounds,
-                    KV_HEADS,
-                    HEAD_DIM,
-                    BLOCK_SIZE,
-                    TILE,
-                    CHUNK,
-                    STAGES,
-                    TURNS,
-                    PDL,
-                ),
-            ),
+            (_attend, (
+                qkv, out, items, capacity, totals, values, stats, scale, v_scale, queries, shares, tiles,
+                following_items, full, empty, HEADS, KV_HEADS, HEAD_DIM, TILE, ROWS, WARPS, STAGES, TURNS, PDL,
+            )),
+            (_load_tiles, (
+                cache, tables, table_stride, items, capacity, totals, turns, out_of_bounds, buffers,
+                following_items, full, empty, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, CHUNK, STAGES, TURNS, PDL,
+            )),
         ],
         [1],
-        [48],
+        [_COPY_REGISTERS],
     )
+    # fmt: on
     await_previous(PDL)
     if LONG:
         start_next(PDL)
