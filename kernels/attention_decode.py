@@ -23,14 +23,14 @@ from octavo.kernels.attention_chunk import (
 from octavo.kernels.attention_decode_tables import DecodeConfig, decode_config
 from octavo.kernels.attention_group import launch_group
 from octavo.kernels.attention_merge import launch_merge
-from octavo.kernels.attention_work import DECODE_ROWS, AttentionWork
+from octavo.kernels.attention_work import DECODE_ROWS, AttentionWork, decode_launch, device_limits
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.gluon_support import gluon_serves
 from octavo.kernels.launch import launch
 from octavo.kernels.overlap import await_previous, start_next
 from torch import Tensor
 
-__all__ = ["compile_cases", "decode_attention"]
+__all__ = ["compile_cases", "decode_attention", "serves_on_hopper"]
 
 _LONG_TOKENS = 16
 """With more rows the next kernel starts when this one ends."""
@@ -78,10 +78,20 @@ def decode_attention(
     scale = shape.scale * k_scale
     if grouped and work.members:
         launch_group(qkv, cache, block_tables, work, shape, slopes, scale, group_config)
-    config = config or decode_config(work.capability, shape, tokens)
+    config = config or decode_launch(work, tokens)
     if not _launch_hopper(qkv, out, cache, block_tables, work, shape, scale, v_scale, config, tokens):
         _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config, tokens)
     launch_merge(out, work, shape, v_scale, tokens=tokens)
+
+
+def serves_on_hopper(device: torch.device, dtype: torch.dtype, shape: AttentionShape) -> bool:
+    """Whether Hopper's own decode kernel can be used: with it in an `AttentionWork`, `decode_attention` does."""
+    capability, _ = device_limits(device)
+    if capability != 90 or not gluon_serves():
+        return False
+    from octavo.kernels.attention_decode_hopper import hopper_serves
+
+    return hopper_serves(capability, dtype, shape)
 
 
 def _launch_hopper(
@@ -96,13 +106,11 @@ def _launch_hopper(
     config: DecodeConfig,
     tokens: int,
 ) -> bool:
-    """Launch Hopper's own kernel if the configuration asks for it and it serves; whether that was so."""
-    if not config.hopper_stages or not gluon_serves():
+    """Launch Hopper's own kernel if the configuration asks for it; whether that was so."""
+    if not config.hopper_stages:
         return False
-    from octavo.kernels.attention_decode_hopper import decode_on_hopper, hopper_serves
+    from octavo.kernels.attention_decode_hopper import decode_on_hopper
 
-    if not hopper_serves(work.capability, qkv.dtype, shape):
-        return False
     decode_on_hopper(
         qkv,
         out,
@@ -114,7 +122,7 @@ def _launch_hopper(
         v_scale=v_scale,
         config=config,
         long=tokens > _LONG_TOKENS,
-        turns=tokens > _TURNS_TOKENS,
+        turns=tokens > _LONG_TOKENS,
     )
     return True
 

@@ -17,6 +17,8 @@ from octavo.kernels.attention import (
     AttentionShape,
     finish,
     log2_factor,
+    merge_chunk,
+    merge_factors,
     raise_maximum,
     row_sum,
     weights,
@@ -206,29 +208,35 @@ def _load_tiles(
                 await_previous(PDL)
                 taken = gl.atomic_add(turns + lane, one, mask=lane == 0, sem="relaxed")
         head = index % KV_HEADS
-        for tile in range(start // TILE, (end + TILE - 1) // TILE):
-            if tile == query // TILE:
-                # The kernel ahead writes the newest token's key and value.
-                await_previous(PDL)
-            stage = step % STAGES
-            phase = step // STAGES & 1
-            mbarrier.wait(empty.index(stage), phase ^ 1)
-            if TURNS:
-                following_items.index(stage).store(gl.full([1], following, gl.int32, LANES))
-                gl.thread_barrier()
-            mbarrier.expect(full.index(stage), 2 * TILE * HEAD_DIM * 2)
-            for half in gl.static_range(2):
-                for block in gl.static_range(BLOCKS):
-                    held = ids[block]
-                    for i in gl.static_range(1, TILES):
-                        held = gl.where(tile % TILES == i, ids[i * BLOCKS + block], held)
-                    # Rows outside the cache are filled with zeros.
-                    line = ((held * 2 + half) * KV_HEADS + head) * BLOCK_SIZE
-                    line = gl.where(held < 0, out_of_bounds, line)
-                    for part in gl.static_range(HALVES):
-                        buffer = buffers.index(((stage * 2 + half) * HALVES + part) * BLOCKS + block)
-                        tma.async_copy_global_to_shared(cache, [line, part * 64], full.index(stage), buffer)
-            step += 1
+        while start < end:
+            # Of an item of several chunks, one after the other.
+            stop = gl.minimum((start // CHUNK + 1) * CHUNK, end)
+            for tile in range(start // TILE, (stop + TILE - 1) // TILE):
+                if tile == query // TILE:
+                    # The kernel ahead writes the newest token's key and value.
+                    await_previous(PDL)
+                stage = step % STAGES
+                phase = step // STAGES & 1
+                mbarrier.wait(empty.index(stage), phase ^ 1)
+                if TURNS:
+                    following_items.index(stage).store(gl.full([1], following, gl.int32, LANES))
+                    gl.thread_barrier()
+                mbarrier.expect(full.index(stage), 2 * TILE * HEAD_DIM * 2)
+                for half in gl.static_range(2):
+                    for block in gl.static_range(BLOCKS):
+                        held = ids[block]
+                        for i in gl.static_range(1, TILES):
+                            held = gl.where(tile % TILES == i, ids[i * BLOCKS + block], held)
+                        # Rows outside the cache are filled with zeros.
+                        line = ((held * 2 + half) * KV_HEADS + head) * BLOCK_SIZE
+                        line = gl.where(held < 0, out_of_bounds, line)
+                        for part in gl.static_range(HALVES):
+                            buffer = buffers.index(((stage * 2 + half) * HALVES + part) * BLOCKS + block)
+                            tma.async_copy_global_to_shared(cache, [line, part * 64], full.index(stage), buffer)
+                step += 1
+            start = stop
+            if start < end:
+                ids = _load_blocks(tables, table_stride, slot, start, end, True, BLOCK_SIZE, CHUNK)
         slot, start, end, query = next_slot, next_start, next_end, next_query
         ids = _load_blocks(tables, table_stride, slot, start, end, there, BLOCK_SIZE, CHUNK)
         second = following + programs
@@ -289,6 +297,14 @@ def _row_maximum(s, WARPS: gl.constexpr, ROW: gl.constexpr):
 
 
 @gluon.jit
+def _merged(all_m, all_weight, all_acc, m, total, acc):
+    """What a chunk's maximum, sums of weights and values make of those of the chunks before: as the merge's kernel."""
+    all_m, old, new = merge_factors(all_m, m)
+    all_weight = merge_chunk(all_weight, old, row_sum(total), new)
+    return all_m, all_weight, merge_chunk(all_acc, old[:, None], acc, new[:, None])
+
+
+@gluon.jit
 def _attend(
     qkv,
     out,
@@ -309,6 +325,7 @@ def _attend(
     KV_HEADS: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     TILE: gl.constexpr,
+    CHUNK: gl.constexpr,
     ROWS: gl.constexpr,
     WARPS: gl.constexpr,
     STAGES: gl.constexpr,
@@ -317,6 +334,7 @@ def _attend(
 ):
     """The other warps: each has some keys of a tile, then some dimensions of its values."""
     GROUP: gl.constexpr = HEADS // KV_HEADS
+    TILES: gl.constexpr = CHUNK // TILE
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, WARPS], [16, 8])
     ROW: gl.constexpr = gl.SliceLayout(1, SUMS)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
@@ -345,6 +363,9 @@ def _attend(
         # As many equal columns of sums as a product has at least.
         total = gl.zeros([ROWS, 8], gl.float32, SUMS)
         acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, SUMS)
+        all_m = m
+        all_weight = gl.zeros([ROWS], gl.float32, ROW)
+        all_acc = acc
         first_tile = start // TILE
         last_tile = (end - 1) // TILE
         following = index + programs
@@ -354,6 +375,11 @@ def _attend(
         there = following < count
         next_row, next_start, next_end, next_partial = _load_record(items, following // KV_HEADS, there)
         for tile in range(first_tile, last_tile + 1):
+            if (tile % TILES == 0) & (tile > first_tile):
+                all_m, all_weight, all_acc = _merged(all_m, all_weight, all_acc, m, total, acc)
+                m = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+                total = gl.zeros([ROWS, 8], gl.float32, SUMS)
+                acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, SUMS)
             if tile == last_tile:
                 _copy_queries(
                     qkv, queries, next_row, following % KV_HEADS, there, HEADS, KV_HEADS, HEAD_DIM, ROWS, WARPS
@@ -379,6 +405,8 @@ def _attend(
             step += 1
         kv_head = index % KV_HEADS
         weight = row_sum(total)
+        if first_tile // TILES < last_tile // TILES:
+            m, weight, acc = _merged(all_m, all_weight, all_acc, m, total, acc)
         head = kv_head * GROUP + lane
         held = lane < GROUP
         if partial < 0:
@@ -447,7 +475,7 @@ def _decode_hopper_kernel(
         [
             (_attend, (
                 qkv, out, items, capacity, totals, values, stats, scale, v_scale, queries, shares, tiles,
-                following_items, full, empty, HEADS, KV_HEADS, HEAD_DIM, TILE, ROWS, WARPS, STAGES, TURNS, PDL,
+                following_items, full, empty, HEADS, KV_HEADS, HEAD_DIM, TILE, CHUNK, ROWS, WARPS, STAGES, TURNS, PDL,
             )),
             (_load_tiles, (
                 cache, tables, table_stride, items, capacity, totals, turns, out_of_bounds, buffers,

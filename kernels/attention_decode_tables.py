@@ -6,7 +6,7 @@ import dataclasses
 
 from octavo.kernels.attention import AttentionShape
 
-__all__ = ["DecodeConfig", "decode_config", "group_config"]
+__all__ = ["DecodeConfig", "decode_config", "group_config", "hopper_decode_config"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +57,11 @@ def decode_config(capability: int, shape: AttentionShape, tokens: int) -> Decode
     """The decode kernel's launch for a compute capability such as 90 and the most rows there may be."""
     table = _DECODE_4 if tokens <= 4 else _DECODE_16 if tokens <= 16 else _DECODE
     return _last_that_fits(table, capability, shape)
+
+
+def hopper_decode_config(head_dim: int, tokens: int) -> DecodeConfig:
+    """The launch of Hopper's own decode kernel for the most rows there may be."""
+    return DecodeConfig(4, 2, 2, hopper_stages=(3 if tokens <= 4 else 2) * 128 // head_dim)
 
 
 def group_config(capability: int, shape: AttentionShape) -> DecodeConfig:

@@ -4,7 +4,8 @@ A step's graph is replayed with other rows each time, so the launches' grids say
 off a list that `plan_attention` writes once a step for all layers of one window. Records are int32:
 
 * decode, 8 a record: row, slot of its block table, first position, position past the last, place of its partial (-1:
-  the row's only chunk, which goes straight to the output), position of the query, 0, 0;
+  all of the row, which goes straight to the output), position of the query, 0, 0. An item is a chunk, or on Hopper all
+  chunks of a row;
 * shared prefix, 8 a record: first of its rows in `group_rows`, number of rows, slot of a block table that holds the
   blocks, chunk, 0, 0, 0, 0;
 * prompt, 4 a record: slot of its block table, first token, that token's position, number of tokens; items that see
@@ -17,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from octavo.kernels.attention import CHUNK, AttentionShape
-from octavo.kernels.attention_decode_tables import decode_config
+from octavo.kernels.attention_decode_tables import DecodeConfig, decode_config, hopper_decode_config
 from octavo.kernels.attention_prefill_tables import prefill_config
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
@@ -28,6 +29,7 @@ __all__ = [
     "DECODE_ROWS",
     "AttentionWork",
     "compile_cases",
+    "decode_launch",
     "device_limits",
     "group_rows",
     "plan_attention",
@@ -42,6 +44,9 @@ _DECODE, _GROUP, _PROMPT = 8, 8, 4
 _SORTED_ROWS = 32
 """Up to so many decode rows have their last chunks apart from the others. With more, each program has many items, and
 short ones among long ones keep the memory busy."""
+
+_SPLIT_ROUNDS = 3
+"""Of single chunks each program gets so many in the mean, after rows taken whole, so that programs end together."""
 
 _HOPPER_SHARED_BYTES = 160 << 10
 """A program's shared memory from which on a GPU is launched on as Hopper is, which has 227 KB."""
@@ -68,6 +73,8 @@ class AttentionWork:
         processors: its multiprocessors.
         shape: of the layers.
         decode_parts: programs that share a decode item, each its heads.
+        on_hopper: as given.
+        launch: how the decode kernel is launched, where not as the tables say.
     """
 
     def __init__(
@@ -80,6 +87,7 @@ class AttentionWork:
         device: torch.device,
         *,
         prompt_rows: int | None = None,
+        on_hopper: bool = False,
     ) -> None:
         """Make the buffers.
 
@@ -91,7 +99,10 @@ class AttentionWork:
             window: last positions that a query sees; 0 for all.
             device: of the buffers.
             prompt_rows: query heads of all tokens of a prompt item together; None for what suits the device.
+            on_hopper: whether Hopper's own decode kernel serves (`attention_decode.serves_on_hopper`).
         """
+        self.on_hopper = on_hopper
+        self.launch: DecodeConfig | None = None
         self.window = window
         self.max_num_seqs = max_num_seqs
         self.shape = shape
@@ -144,6 +155,15 @@ def device_limits(device: torch.device) -> tuple[int, int]:
     return capability, properties.multi_processor_count
 
 
+def decode_launch(work: AttentionWork, tokens: int) -> DecodeConfig:
+    """How the decode kernel is launched for so many rows, at most."""
+    if work.launch is not None:
+        return work.launch
+    if work.on_hopper:
+        return hopper_decode_config(work.shape.head_dim, tokens)
+    return decode_config(work.capability, work.shape, tokens)
+
+
 def group_rows(capability: int) -> int:
     """Query heads of all sequences together that one shared-prefix item takes, as the registers allow."""
     return 64 if capability >= 90 else 32
@@ -184,6 +204,7 @@ def plan_attention(
         grouped: whether groups are to be used.
         mixed: whether there are prompt rows.
     """
+    decode = decode_launch(work, rows)
     launch(
         _plan_kernel,
         (rows,),
@@ -202,8 +223,17 @@ def plan_attention(
         work.member_rows,
         work.chunks,
         work.decode_parts,
-        work.processors * decode_config(work.capability, work.shape, rows).programs,
-        **_constants(work.max_num_seqs, work.window, work.block_size, work.members, work.queries, grouped, mixed),
+        work.processors * decode.programs,
+        **_constants(
+            work.max_num_seqs,
+            work.window,
+            work.block_size,
+            work.members,
+            work.queries,
+            grouped,
+            mixed,
+            decode.hopper_stages > 0 and rows > _SORTED_ROWS,
+        ),
         num_warps=4,
         enable_fp_fusion=False,
     )
@@ -217,6 +247,7 @@ def _constants(
     queries: int,
     grouped: bool,
     mixed: bool,
+    whole: bool,
 ) -> dict[str, int | bool]:
     return {
         "ROWS": triton.next_power_of_2(max(16, max_num_seqs)),
@@ -229,6 +260,8 @@ def _constants(
         "GROUPED": grouped and members > 0,
         "MIXED": mixed,
         "SORTED_ROWS": _SORTED_ROWS,
+        "WHOLE": whole and not (grouped and members > 0),
+        "SPLIT_ROUNDS": _SPLIT_ROUNDS,
     }
 
 
@@ -260,6 +293,8 @@ def _plan_kernel(
     GROUPED: tl.constexpr,
     MIXED: tl.constexpr,
     SORTED_ROWS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SPLIT_ROUNDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program r writes the items of row r and of group r; each sums up for itself what lies before.
@@ -275,6 +310,13 @@ def _plan_kernel(
     length = tl.load(seq_lens + lane, mask=lane < num_decode, other=0)
     first = tl.maximum(length - WINDOW, 0) // CHUNK if WINDOW > 0 else lane * 0
     chunks = (length + CHUNK - 1) // CHUNK - first
+    whole = False
+    if WHOLE and num_decode > SORTED_ROWS:
+        # Rows are taken whole while enough single chunks are left: they need no merge.
+        left = tl.sum(chunks) - tl.cumsum(chunks)
+        is_whole = (lane < num_decode) & (left * per_item >= programs * SPLIT_ROUNDS)
+        whole = tl.sum(tl.where(is_whole & (lane == r), 1, 0)) > 0
+        chunks = tl.where(is_whole, 1, chunks)
     before = tl.sum(tl.where(lane < r, chunks, 0))
     total = tl.sum(chunks)
     shared = 0
@@ -312,6 +354,7 @@ def _plan_kernel(
         own_length = tl.load(seq_lens + r)
         own_first = tl.maximum(own_length - WINDOW, 0) // CHUNK if WINDOW > 0 else 0
         count = (own_length + CHUNK - 1) // CHUNK - own_first
+        count = tl.where(whole, 1, count)
         tl.store(row_plan + 2 * r, tl.where(count > 1, count, 0))
         tl.store(row_plan + 2 * r + 1, own_length - 1)
         slot = tl.load(slots + r)
@@ -332,7 +375,7 @@ def _plan_kernel(
             tl.store(record, r, mask=here)
             tl.store(record + 1, slot, mask=here)
             tl.store(record + 2, tl.maximum(begin, visible), mask=here)
-            tl.store(record + 3, tl.minimum(begin + CHUNK, own_length), mask=here)
+            tl.store(record + 3, tl.where(whole, own_length, tl.minimum(begin + CHUNK, own_length)), mask=here)
             tl.store(record + 4, tl.where(count > 1, r * most_chunks + c, -1), mask=here)
             tl.store(record + 5, own_length - 1, mask=here)
     if MIXED:
@@ -440,7 +483,11 @@ def compile_cases(capability: int) -> list[CompileCase]:
         CompileCase(
             _plan_kernel,
             dict.fromkeys(names.split(), "*i32") | dict.fromkeys(("most_chunks", "per_item", "programs"), "i32"),
-            _constants(256, window, 16, 32, 64, grouped, mixed),
+            _constants(256, window, 16, 32, 64, grouped, mixed, whole),
         )
-        for window, grouped, mixed in ((0, False, False), (0, True, True), (4096, False, True))
+        for window, grouped, mixed, whole in (
+            (0, False, False, True),
+            (0, True, True, False),
+            (4096, False, True, True),
+        )
     ]

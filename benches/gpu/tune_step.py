@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 from octavo.kernels import attention_decode, linear
-from octavo.kernels.attention_decode_tables import DecodeConfig, decode_config, group_config
+from octavo.kernels.attention_decode_tables import DecodeConfig, group_config
 from octavo.kernels.attention_group import launch_group
+from octavo.kernels.attention_work import decode_launch
 from octavo.kernels.linear import Dense
 from octavo.kernels.linear_skinny import skinny_gated, skinny_product
 from octavo.kernels.linear_slab import slab_gated, slab_product
@@ -63,6 +64,13 @@ DECODE_CONFIGS = (
     DecodeConfig(2, 3, 4),
     DecodeConfig(2, 2, 4),
     DecodeConfig(2, 2, 6),
+)
+HOPPER_CONFIGS = (
+    DecodeConfig(4, 2, 2, hopper_stages=2),
+    DecodeConfig(4, 2, 2, hopper_stages=3),
+    DecodeConfig(4, 2, 1, hopper_stages=4),
+    DecodeConfig(4, 2, 1, hopper_stages=6),
+    DecodeConfig(4, 2, 3, hopper_stages=2),
 )
 GROUP_CONFIGS = (
     DecodeConfig(4, 2, 1),
@@ -296,8 +304,9 @@ def tune_product(replay: Replay, products: Products, product: Product, tiles: Se
 
 
 def described(config: DecodeConfig) -> str:
-    """Such as `4,3,2` (warps, stages, programs), with registers where they are bounded."""
-    text = f"{config.num_warps},{config.num_stages},{config.programs}"
+    """Such as `4,3,2` (warps, stages, programs), with registers where they are bounded; `hopper` for its own kernel."""
+    stages = f"hopper {config.hopper_stages}" if config.hopper_stages else config.num_stages
+    text = f"{config.num_warps},{stages},{config.programs}"
     return text + (f",r{config.registers}" if config.registers else "")
 
 
@@ -306,24 +315,22 @@ def tune_attention(replay: Replay, whole: float) -> None:
     decoder, inputs = replay.decoder, replay.inputs
     shape, tokens = decoder.operations.attention_shape, replay.size.tokens
     work = next(iter(replay.works.values()))
-    cache, qkv, out = replay.cache.layers[0], decoder._qkv, decoder._attended_buffer
+    cache, qkv = replay.cache.layers[0], decoder._qkv
     if shape.kv_fp8 and work.capability < 89:
         cache = cache.view(torch.uint8)
-
-    def decode(config: DecodeConfig) -> None:
-        attention_decode._launch_decode(
-            qkv, out, cache, inputs.block_tables, work, shape, work.stats, shape.scale, 1.0, config, tokens
-        )
 
     def group(config: DecodeConfig) -> None:
         launch_group(qkv, cache, inputs.block_tables, work, shape, work.stats, shape.scale, config)
 
-    good = compiled({config: functools.partial(decode, config) for config in DECODE_CONFIGS})
+    now = described(decode_launch(work, tokens))
     times: list[tuple[str, float | None]] = []
-    for config in (config for config in DECODE_CONFIGS if config in good):
-        with replaced(attention_decode, decode_config=lambda *_, config=config: config):
-            times.append((described(config), timed(replay)))
-    now = described(decode_config(work.capability, shape, tokens))
+    for config in (*DECODE_CONFIGS, *(HOPPER_CONFIGS if work.on_hopper else ())):
+        for each in replay.works.values():
+            each.launch = config
+        replay.compile()
+        times.append((described(config), timed(replay)))
+    for each in replay.works.values():
+        each.launch = None
     print(f"  decode attention, now {now} {whole:.0f}:  {ranked(times, whole)}", flush=True)
     if not has_groups(replay.size.kind) or not work.members:
         return

@@ -14,7 +14,7 @@ from kernel_devices import INTERPRETED, in_one_dtype
 from octavo.errors import ConfigError
 from octavo.kernels import attention_work
 from octavo.kernels.attention import HEAD_DIMS, AttentionShape, load_dims
-from octavo.kernels.attention_decode import decode_attention
+from octavo.kernels.attention_decode import decode_attention, serves_on_hopper
 from octavo.kernels.attention_decode_tables import DecodeConfig
 from torch import Tensor
 
@@ -230,6 +230,25 @@ def check_on_hopper(step: Step, window: int = 0, *, grouped: bool = False) -> No
         for tokens in (1, 256, 256):
             got = written(step, window, tokens, grouped, config)
             assert [torch.equal(a, b) for a, b in zip(got, right, strict=True)] == [True] * 3, (config, tokens)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [0, 300, 1000])
+def test_whole_rows_on_hopper(device: torch.device, dtype: torch.dtype, window: int) -> None:
+    """Rows whose chunks are merged as they come have the bits of those whose partials are merged afterwards."""
+    step = make_step(AttentionShape(8, 4, 128, 16, 0.1), rows(*[1300, 17, 256, 2000] * 60), dtype, device, padding=3)
+    if not serves_on_hopper(device, dtype, step.shape):
+        pytest.skip("a kernel of Hopper")
+    right = attend(step, window)
+    work = step.work(window, on_hopper=True)
+    work.values.fill_(math.nan)
+    work.stats.fill_(math.nan)
+    step.plan(work)
+    assert 0 in work.row_plan[:240:4, 0].tolist()
+    for _ in range(3):
+        out = torch.full_like(right, UNTOUCHED)
+        decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, tokens=243, grouped=False)
+        assert torch.equal(out, right)
 
 
 EVERY_LENGTH = rows(1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 300, 529, 3000)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from octavo.kernels.attention import CHUNK, AttentionShape
 from octavo.kernels.attention_decode_tables import decode_config
-from octavo.kernels.attention_work import AttentionWork, device_limits, plan_attention, work_bytes
+from octavo.kernels.attention_work import AttentionWork, decode_launch, device_limits, plan_attention, work_bytes
 from octavo.kernels.linear_tables import skinny_tile, slab_tile
 
 SIZE = 16
@@ -29,10 +29,22 @@ class Lists:
         rest: list[list[int]] = []
         by_row: list[list[int]] = []
         self.row_plan: list[list[int]] = []
+        left = sum(-(-length // CHUNK) - self.first_chunk(length, work) for _, length, _ in rows[:decode])
+        programs = work.processors * decode_launch(work, len(rows)).programs
         shared = {row: blocks * SIZE // CHUNK for members, blocks in groups for row in members}
         for row, (slot, length, _) in enumerate(rows[:decode]):
             visible = max(0, length - work.window) if work.window else 0
-            chunks = range(visible // CHUNK, -(-length // CHUNK))
+            chunks = range(self.first_chunk(length, work), -(-length // CHUNK))
+            left -= len(chunks)
+            if (
+                work.on_hopper
+                and decode > 32
+                and not (groups and work.members)
+                and left * work.decode_parts >= 3 * programs
+            ):
+                self.row_plan.append([0, length - 1])
+                by_row.append([row, slot, visible, length, -1, length - 1])
+                continue
             partial = len(chunks) > 1
             self.row_plan.append([len(chunks) if partial else 0, length - 1])
             for i, chunk in enumerate(chunks):
@@ -61,6 +73,10 @@ class Lists:
                 prompts.append((-position, row, prompt))
             token += queries
         self.prompt = [item for *_, item in sorted(prompts)]
+
+    @staticmethod
+    def first_chunk(length: int, work: AttentionWork) -> int:
+        return max(0, length - work.window) // CHUNK if work.window else 0
 
 
 def plan(
@@ -149,6 +165,21 @@ def test_many_rows(device: torch.device) -> None:
     work = AttentionWork(48, 3000, 64, shape(), 0, device)
     plan(rows, len(rows), [], work, device)
     check(rows, len(rows), [], work)
+
+
+@pytest.mark.parametrize("window", [0, 700])
+def test_many_rows_on_hopper_are_items_whole_but_for_the_last(device: torch.device, window: int) -> None:
+    rows = [(row, 1 + 61 * row, 1) for row in range(60)]
+    work = AttentionWork(64, 4000, 64, shape(), window, device, on_hopper=True)
+    work.processors = 8
+    plan(rows, len(rows), [], work, device)
+    check(rows, len(rows), [], work)
+    partials = work.row_plan[: len(rows), 0].tolist()
+    assert not any(partials[:40])
+    assert partials[-1]
+    if not window:
+        plan(rows, len(rows), [([0, 59], 0)], work, device)
+        check(rows, len(rows), [([0, 59], 0)], work)
 
 
 def test_last_chunks_come_first_where_programs_have_no_gap_for_them(device: torch.device) -> None:

@@ -16,6 +16,7 @@ from octavo import _core
 from octavo.errors import NotEnoughMemory
 from octavo.kernels import sample
 from octavo.kernels.attention import CHUNK, AttentionShape
+from octavo.kernels.attention_decode import serves_on_hopper
 from octavo.kernels.attention_work import AttentionWork, work_bytes
 from octavo.kernels.linear import configure_cublas
 from octavo.kernels.step import NUM_ARENAS, PlanLayout
@@ -134,8 +135,11 @@ def make_step(
     max_tokens = plan.max_num_batched_tokens
     decoder = Decoder(spec, weights, operations, max_tokens=max_tokens, head_rows=plan.head_rows)
     shape = attention_shape(config, spec)
+    on_hopper = serves_on_hopper(device, dtype, shape)
     works = {
-        window: AttentionWork(plan.max_num_seqs, plan.max_model_len, max_tokens, shape, window, device)
+        window: AttentionWork(
+            plan.max_num_seqs, plan.max_model_len, max_tokens, shape, window, device, on_hopper=on_hopper
+        )
         for window in sorted(set(spec.windows))
     }
 
