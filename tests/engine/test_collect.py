@@ -144,3 +144,21 @@ def test_a_sink_gets_text_until_it_refuses_or_an_answer_ends() -> None:
     apply(step({"index": 1, "token": 6, "text": "yes"}), {1: one})
     assert taken[3:] == [(1, b"no")]
     assert one.take() == [OutputDelta(index=1, text="noyes", token_ids=[5, 6])]
+
+
+def test_a_sink_that_raises_costs_no_other_request(caplog: pytest.LogCaptureFixture) -> None:
+    first, second, taken = state(), state(), list[bytes]()
+
+    def broken(index: int, text: bytes) -> bool:
+        raise RuntimeError("the connection is in a bad way")
+
+    def sound(index: int, text: bytes) -> bool:
+        taken.append(text)
+        return True
+
+    first.sink, second.sink = broken, sound
+    events = step({"id": 1, "token": 1, "text": "a"}, {"id": 2, "token": 2, "text": "b"})
+    assert apply(events, {1: first, 2: second}) == [(1, first)]
+    assert taken == [b"b"]
+    assert first.take() == [OutputDelta(text="a", token_ids=[1])]
+    assert "the connection is in a bad way" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ __all__ = ["FINISH_REASONS", "RequestState", "Sink", "apply", "stop_reason", "to
 Sink = Callable[[int, bytes], bool]
 """Takes the text (UTF-8, or none) of one token of an answer, by its index; False when it cannot now. Must not raise."""
 
+_LOG = logging.getLogger(__name__)
 _State = TypeVar("_State", bound="RequestState")
 FINISH_REASONS = (None, "stop", "length")
 _NO_STOP_REASON = -(1 << 31)
@@ -148,7 +150,7 @@ def apply(outputs: StepOutputs, states: Mapping[int, _State]) -> list[tuple[int,
         state = states.get(request_id)
         if state is not None:
             sink = state.sink
-            if sink is None or finish or not sink(sample, text[begin:end]):
+            if sink is None or finish or not _taken(sink, sample, text[begin:end]):
                 answer = state.answer(sample)
                 answer.token_ids.append(token_id)
                 if end > begin:
@@ -167,6 +169,15 @@ def apply(outputs: StepOutputs, states: Mapping[int, _State]) -> list[tuple[int,
                 touched[request_id] = state
         begin = end
     return list(touched.items())
+
+
+def _taken(sink: Sink, sample: int, text: bytes) -> bool:
+    """Whether a sink took a token; one that raises costs its own request and no other."""
+    try:
+        return sink(sample, text)
+    except Exception:
+        _LOG.exception("the sink of a stream failed")
+        return False
 
 
 def stop_reason(finish: int, reason: int, stop_texts: list[str]) -> int | str | None:

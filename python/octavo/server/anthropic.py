@@ -248,7 +248,14 @@ async def _stream(
 ) -> None:
     reply = call.reply
     last = Answer()
-    source: Any = pieces(call, served, [prompt], params, record)
+
+    def text_event(text: str) -> bytes:
+        return _event("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": text}})
+
+    def push(_: int, text: bytes) -> bool:
+        return not text or reply.try_event(text_event(text.decode()))
+
+    source: Any = pieces(call, served, [prompt], params, record, push=push)
     begun = False
     async with keep_alive(reply, call.state.settings.sse_keep_alive_seconds), aclosing(source):
         async for _, delta in source:
@@ -264,9 +271,7 @@ async def _stream(
                     + _event("ping", {})
                 )
             if delta.text:
-                await reply.event(
-                    _event("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": delta.text}})
-                )
+                await reply.event(text_event(delta.text))
             if delta.finish_reason is not None:
                 last.finish_reason, last.stop_reason = delta.finish_reason, delta.stop_reason
     reason, sequence = _stop(last)

@@ -182,8 +182,12 @@ async def _answer(
             shape["context"] = history
         return shape | _durations(record, loading, submitted)
 
+    def push(_: int, text: bytes) -> bool:
+        return not text or reply.try_event(_encode(line(text.decode(), False, None)) + b"\n")
+
     submitted = time.monotonic() - record.arrival
-    source: Any = pieces(call, served, [prompt], params, record)
+    plain = request.streams and history is None and to_logprobs is None
+    source: Any = pieces(call, served, [prompt], params, record, push=push if plain else None)
     answer = Answer()
     async with aclosing(source):
         async for _, delta in source:
