@@ -346,7 +346,7 @@ def test_a_server_of_the_command_line_logs_json_alone(tmp_path: Path) -> None:
             with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
                 messages = [{"role": "user", "content": SECRET}]
                 stream = client.chat.completions.create(model="any", messages=messages, max_tokens=20, stream=True)
-                assert len(list(stream)) > 20
+                assert "".join(chunk.choices[0].delta.content or "" for chunk in stream)
         finally:
             server.terminate()
             server.stdout.read()

@@ -322,7 +322,7 @@ def test_the_door(start: Callable[..., Running]) -> None:
 
 
 def test_versions_of_one_name() -> None:
-    """Two engines of one model name are told apart by number, and by version in what is ours."""
+    """Two engines of one model name are told apart; what is ours names the name asked for and the version."""
     metrics = Metrics("test")
     for version, count in (("m@v1", 3), ("m@v2", 1)):
         for _ in range(count):
@@ -332,8 +332,8 @@ def test_versions_of_one_name() -> None:
             record.add(0, 0, OutputDelta(index=0, text="x", token_ids=[1], finish_reason="stop"))
             record.finish()
     text = metrics.expose([]).decode()
-    assert 'vllm:request_success_total{model_name="m",engine="0",finished_reason="stop"} 3.0' in text
-    assert 'vllm:request_success_total{model_name="m",engine="1",finished_reason="stop"} 1.0' in text
+    assert 'vllm:request_success_total{model_name="m",engine="v1",finished_reason="stop"} 3.0' in text
+    assert 'vllm:request_success_total{model_name="m",engine="v2",finished_reason="stop"} 1.0' in text
     assert 'octavo_variant_requests_total{model_name="chat",variant="m@v1",finished_reason="stop"} 3.0' in text
     assert 'octavo_variant_generation_tokens_total{model_name="chat",variant="m@v2"} 1.0' in text
 

@@ -198,7 +198,6 @@ class Metrics:
         self._families: dict[str, Family] = {}
         self._models: dict[tuple[str, str], ModelSeries] = {}
         self._variants: dict[tuple[str, str], VariantSeries] = {}
-        self._engines: dict[str, dict[str, str]] = {}
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
@@ -300,10 +299,13 @@ class Metrics:
         for reason in AUTH_FAILURES:
             self.auth_failures.labels(reason).inc(0)
 
-    def engine_label(self, model_name: str, version: str) -> str:
-        """The label that tells an engine from others of its model name: a number, the same as long as we run."""
-        versions = self._engines.setdefault(model_name, {})
-        return versions.setdefault(version, str(len(versions)))
+    @staticmethod
+    def engine_label(model_name: str, model_id: str) -> str:
+        """The label that tells engines of one model name apart: the version of `name@version`, as vLLM `0` without one.
+
+        It follows from the id alone, so that all processes of a server say the same.
+        """
+        return model_id.removeprefix(model_name).removeprefix("@") or "0"
 
     def model(self, model_name: str, engine: str = "0") -> ModelSeries:
         """The series of a model's requests."""
