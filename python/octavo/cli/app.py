@@ -91,6 +91,10 @@ def serve(
             help="Seconds after SIGTERM in which /readyz is 503 and requests are still taken; 5, on a terminal 0.",
         ),
     ] = None,
+    api_processes: Annotated[
+        int,
+        typer.Option("--api-processes", min=1, max=64, help="Processes that answer HTTP; one engine serves them all."),
+    ] = 1,
     admin_port: Annotated[
         int | None,
         typer.Option(
@@ -149,6 +153,7 @@ def serve(
         api_key_file=api_key_file,
         api_key=tuple(api_key or ()),
         insecure=insecure,
+        api_processes=api_processes,
     )
     given = {
         name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"

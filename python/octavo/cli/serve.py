@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
 import sys
@@ -15,12 +16,12 @@ import typer
 
 from octavo.cli.console import loading_progress
 from octavo.cli.keys import key_ring
-from octavo.cli.serve_plan import ServeOptions, ServePlan, plan_serve
+from octavo.cli.serve_plan import ServeOptions, ServePlan, check_plan, plan_serve
 from octavo.config import EngineConfig
 from octavo.engine.collector import set_aside
 from octavo.errors import ConfigError
 from octavo.server.hosts import check_exposure, check_settings
-from octavo.server.listen import bind
+from octavo.server.listen import bind, bind_shared
 from octavo.server.logs import configure_logging
 from octavo.server.service_manager import notify
 from octavo.server.starting import Progress, start_engine
@@ -65,10 +66,15 @@ def serve_command(
     if options.uvicorn_log_level not in _LOG_LEVELS:
         raise ConfigError(f"uvicorn_log_level: {options.uvicorn_log_level!r} is not one of {', '.join(_LOG_LEVELS)}")
     configure_logging(options.log_format, options.log_level)
+    check_plan(plan)
+    environment_key = os.environ.get("OCTAVO_API_KEY")
     keys = key_ring(options.api_key_file, options.api_key)
     check_settings(settings, has_keys=keys.required)
     with ExitStack() as listening:
-        listener = listening.enter_context(bind(options.host, options.port))
+        listeners = [
+            listening.enter_context(sock) for sock in bind_shared(options.host, options.port, options.api_processes)
+        ]
+        listener = listeners[0]
         check_exposure(listener.getsockname()[0], has_keys=keys.required, insecure=options.insecure)
         admin = None
         # The engine's process has no use for it.
@@ -83,7 +89,7 @@ def serve_command(
         listening.pop_all()
     import uvloop
 
-    uvloop.run(_serve(plan, keys, listener, admin))
+    uvloop.run(_serve(plan, keys, listeners, admin, environment_key))
 
 
 class _Starter:
@@ -129,8 +135,13 @@ class _Starter:
 
 
 async def _serve(
-    plan: ServePlan, keys: KeyRing, listener: socket.socket, admin: tuple[socket.socket, AdminKeys] | None
+    plan: ServePlan,
+    keys: KeyRing,
+    listeners: list[socket.socket],
+    admin: tuple[socket.socket, AdminKeys] | None,
+    environment_key: str | None,
 ) -> None:
+    listener, *others = listeners
     began = time.monotonic()
     options, settings = plan.options, plan.settings
     url = _url(listener, settings)
@@ -140,19 +151,32 @@ async def _serve(
         starter = _Starter(first, shown.enter_context(loading_progress()))
         # The engine's process starts now, and loads while this one imports the server.
         await asyncio.sleep(0)
+        from octavo.cli.api_processes import ApiProcesses
         from octavo.server.admin import create_admin_app
         from octavo.server.config_file import populate
         from octavo.server.lifecycle import serve
+        from octavo.server.observe import exposition
         from octavo.server.state import ServerState
 
         try:
             state = ServerState(settings, starter, keys=keys)
             populate(state.registry, plan.models, plan.aliases)
 
+            delay = options.drain_delay
+            if delay is None:
+                delay = 0.0 if sys.stderr.isatty() else _DRAIN_DELAY_S
+            processes = None
+            if others:
+                own_metrics = functools.partial(exposition, state)
+                processes = ApiProcesses(plan, environment_key, delay, others, state, own_metrics)
+                state.siblings = processes
+
             def announce(models: list[ServedModel]) -> None:
                 shown.close()
                 starter.quiet()
                 set_aside()
+                if processes is not None:
+                    processes.start()
                 notify("READY=1")
                 typer.echo(_announcement(url, models, state.registry, time.monotonic() - began, keys.required))
                 if admin is not None:
@@ -163,9 +187,6 @@ async def _serve(
                 grace = f"{options.shutdown_timeout:g}"
                 typer.echo(f"stopping: {answers} may take {grace} s more (Ctrl-C: none)", err=True)
 
-            delay = options.drain_delay
-            if delay is None:
-                delay = 0.0 if sys.stderr.isatty() else _DRAIN_DELAY_S
             await serve(
                 listener,
                 grace=options.shutdown_timeout,
@@ -174,6 +195,7 @@ async def _serve(
                 on_ready=announce,
                 on_wait=wait,
                 state=state,
+                processes=processes,
                 admin=None if admin is None else (admin[0], create_admin_app(state, admin[1], options.admin_host)),
             )
         finally:

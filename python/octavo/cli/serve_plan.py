@@ -18,7 +18,7 @@ from octavo.server.aliases import Alias
 from octavo.server.config_file import LISTEN_FIELDS, ModelPlan, divide_memory, read_serve_file
 from octavo.server.settings import ServerSettings
 
-__all__ = ["ServeOptions", "ServePlan", "plan_serve"]
+__all__ = ["ServeOptions", "ServePlan", "check_plan", "plan_serve"]
 
 # A name before `=`; nothing that looks like a path, for paths may hold that too.
 _NAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.:@/-]*)=(.+)")
@@ -39,6 +39,7 @@ class ServeOptions(msgspec.Struct, kw_only=True, frozen=True):
     api_key_file: str | None = None
     api_key: tuple[str, ...] = ()
     insecure: bool = False
+    api_processes: int = 1
 
 
 class ServePlan(msgspec.Struct, kw_only=True, frozen=True):
@@ -109,3 +110,28 @@ def _plan(text: str, config: EngineConfig) -> ModelPlan:
     named = None if Path(text).exists() else _NAMED.fullmatch(text)
     id, model = named.groups() if named else (text, text)
     return ModelPlan(id=id, config=msgspec.structs.replace(config, model=model))
+
+
+def check_plan(plan: ServePlan) -> None:
+    """Refuse what several processes cannot do together.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    if plan.options.api_processes == 1:
+        return
+    settings = plan.settings
+    reasons = {
+        "admin_port": plan.options.admin_port is not None,
+        "idle_unload": settings.idle_unload is not None,
+        "max_loaded_models": settings.max_loaded_models is not None,
+        "model_memory": settings.model_memory is not None,
+        "autostart": any(not model.autostart for model in plan.models),
+        "keep_alive": any(model.keep_alive is not None and model.keep_alive >= 0 for model in plan.models),
+    }
+    for name, wrong in reasons.items():
+        if wrong:
+            raise ConfigError(
+                f"{name}: models cannot come and go with --api-processes {plan.options.api_processes}; use one "
+                f"process, or leave `{name}` at its default"
+            )

@@ -36,6 +36,7 @@ from octavo.runner.interface import ModelInfo
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from octavo.loading.resolve import ModelSource
     from octavo.text.tokenizer import Tokenizer
 
 __all__ = ["AsyncEngine"]
@@ -164,9 +165,9 @@ class AsyncEngine:
         self._requests = RequestMaker(self.model, self.config.seed)
         self._mark_ready()
 
-    async def _load(self) -> None:
-        """Find the model, tell the worker, and build the tokenizer while it loads."""
-        from octavo.engine.build import find_model, load_tokenizer
+    async def _find(self) -> ModelSource:
+        """The model's files."""
+        from octavo.engine.build import find_model
 
         loop = asyncio.get_running_loop()
 
@@ -179,7 +180,18 @@ class AsyncEngine:
             self._name = source.name
         # A restart takes the same files, whatever the name stands for by then.
         self._settings = msgspec.structs.replace(self.config, model=str(source.path))
+        return source
+
+    async def _load(self) -> None:
+        """Find the model, tell the worker, and build the tokenizer while it loads."""
+        source = await self._find()
         self._client.send(Load(self._settings))
+        await self._read_tokenizer(source)
+
+    async def _read_tokenizer(self, source: ModelSource | None = None) -> None:
+        from octavo.engine.build import load_tokenizer
+
+        source = source or await self._find()
         self.tokenizer = await self._in_thread(lambda: load_tokenizer(self.config, source))
 
     def _note_progress(self, stage: str, done: int, total: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -14,8 +15,9 @@ from collections.abc import Callable, Sequence
 from octavo.engine.pulse import Pulse
 from octavo.errors import EngineDead
 
-__all__ = ["WORKER_COMMAND", "WorkerProcess"]
+__all__ = ["WORKER_COMMAND", "WorkerProcess", "die_with"]
 
+_PR_SET_PDEATHSIG = 1
 WORKER_COMMAND = (sys.executable, "-m", "octavo.engine.worker")
 
 
@@ -143,3 +145,13 @@ class WorkerProcess:
             except ValueError:
                 return f"the engine process was killed by signal {-code}"
         return f"the engine process ended with exit code {code}"
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the parent's thread that started it ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    if os.getppid() != parent:
+        sys.exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 
 from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.client import EngineClient
 from octavo.engine.process import WORKER_COMMAND
 from octavo.engine.protocol import Load
 from octavo.engine.state import EngineState
@@ -133,6 +135,23 @@ class SupervisedEngine(AsyncEngine):
         reason = state.reason or (outage.reason if outage is not None else self._last_reason)
         return msgspec.structs.replace(state, reason=reason, restarts=self.restarts)
 
+    async def invite(self) -> socket.socket:
+        """A connection to the worker for one more client, in another process; waits while it is started again.
+
+        Raises:
+            EngineRestarting, EngineDead: there is none.
+        """
+        if self._outage is not None and self._reason is None:
+            await self._wait_over(self._outage)
+        self.check_health()
+        process = self._client.process
+        assert process is not None
+        try:
+            return process.invite()
+        except EngineDead as error:
+            # It has ended, and the news of it is on its way.
+            raise EngineRestarting(str(error)) from None
+
     def check_health(self) -> None:
         """Raise unless requests are answered now.
 
@@ -217,8 +236,7 @@ class SupervisedEngine(AsyncEngine):
         client = self._reconnect()
         self.restarts += 1
         try:
-            await client.start(WORKER_COMMAND if self._command is None else self._command)
-            client.send(Load(self._settings))
+            await self._connect(client)
             info = await self._loaded
         except OctavoError as error:
             client.condemn(str(error))
@@ -234,6 +252,11 @@ class SupervisedEngine(AsyncEngine):
         self.model = info
         self._note_ready(began)
         _LOG.warning("the engine serves again, %.1f s after it was started", self._load_seconds)
+
+    async def _connect(self, client: EngineClient) -> None:
+        """Start a worker for `client`, and have it load the model."""
+        await client.start(WORKER_COMMAND if self._command is None else self._command)
+        client.send(Load(self._settings))
 
     def _note_ready(self, began: float) -> None:
         self._ready_since = time.monotonic()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import faulthandler
 import logging
 import os
@@ -30,6 +29,7 @@ from octavo.engine.clients import Client, Clients
 from octavo.engine.collector import set_aside
 from octavo.engine.connection import ClientGone, Connection
 from octavo.engine.loop import EngineLoop
+from octavo.engine.process import die_with
 from octavo.engine.protocol import (
     Abort,
     Accepted,
@@ -56,7 +56,6 @@ __all__ = ["LoadEngine", "Worker", "main"]
 LoadEngine = Callable[[EngineConfig, Callable[[str, int, int], None]], "tuple[EngineLoop, ModelInfo, object]"]
 
 _LOG = logging.getLogger("octavo.engine.worker")
-_PR_SET_PDEATHSIG = 1
 _PROGRESS_INTERVAL_S = 0.05
 _LAST_WORDS_S = 1.0
 
@@ -208,7 +207,7 @@ def main(arguments: list[str] | None = None, *, load: LoadEngine | None = None) 
     parser.add_argument("--pulse", type=int, help="the inherited page to say on what is done")
     parser.add_argument("--invitations", type=int, help="the inherited socket that brings more clients")
     options = parser.parse_args(arguments)
-    _die_with(options.parent)
+    die_with(options.parent)
     faulthandler.enable()
     configure_child("engine")
     # Ctrl-C in a terminal reaches every process of the group; what it means is the client's to decide.
@@ -292,16 +291,6 @@ def _await_config(connection: Connection) -> EngineConfig:
     if len(messages) != 1 or not isinstance(messages[0], Load):
         raise ProtocolError("the first message must be Load, alone")
     return messages[0].config
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when the parent's thread that started it ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    if os.getppid() != parent:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

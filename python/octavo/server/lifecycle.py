@@ -8,7 +8,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 
@@ -19,9 +19,21 @@ from octavo.server.listen import BACKLOG
 from octavo.server.served import ClosableEngine, ServedModel
 from octavo.server.state import ServerState
 
-__all__ = ["Server", "serve"]
+__all__ = ["Processes", "Server", "serve"]
 
 _LAST_WORDS_S = 5
+
+
+class Processes(Protocol):
+    """More processes of the same server."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Pass a signal on."""
+        ...
+
+    async def close(self) -> None:
+        """End them."""
+        ...
 
 
 class Server(uvicorn.Server):
@@ -46,6 +58,7 @@ async def serve(
     state: ServerState | None = None,
     signals: bool = True,
     admin: tuple[socket.socket, Any] | None = None,
+    processes: Processes | None = None,
 ) -> None:
     """Answer on `listener` at once (503 while models load), load the models, serve until a signal.
 
@@ -65,6 +78,7 @@ async def serve(
         state: to serve from; a fresh one when None.
         signals: handle SIGINT and SIGTERM (the main thread only); else cancel the task to stop.
         admin: a second listener and the application behind it.
+        processes: others that serve with this one's engines: they get its signals, and end before the engines do.
 
     Raises:
         OctavoError: a model could not be loaded.
@@ -78,14 +92,16 @@ async def serve(
     force = asyncio.Event()
     patience = 0.0
 
-    def on_signal(delay: float) -> None:
+    def on_signal(number: signal.Signals, delay: float) -> None:
         nonlocal patience
         patience = delay
+        if processes is not None:
+            processes.signal(number)
         (force if stop.is_set() else stop).set()
 
     handled = {signal.SIGINT: 0.0, signal.SIGTERM: drain_delay} if signals else {}
     for number, delay in handled.items():
-        loop.add_signal_handler(number, on_signal, delay)
+        loop.add_signal_handler(number, on_signal, number, delay)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     admin_server = None if admin is None else _server(admin[1], log_level, tls)
     administering = None
@@ -120,6 +136,8 @@ async def serve(
         await asyncio.gather(
             serving, loading, stopped, watching, *filter(None, [administering]), return_exceptions=True
         )
+        if processes is not None:
+            await processes.close()
         await state.registry.close()
         for number in handled:
             loop.remove_signal_handler(number)

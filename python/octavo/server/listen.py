@@ -7,17 +7,18 @@ import socket
 
 from octavo.errors import ConfigError
 
-__all__ = ["BACKLOG", "bind"]
+__all__ = ["BACKLOG", "bind", "bind_shared"]
 
 BACKLOG = 2048
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Listen on a port.
 
     Args:
         host: an address or name of this machine.
         port: 0 for any free one.
+        shared: others of this user may listen on it too, and the kernel spreads connections.
 
     Raises:
         ConfigError: in use, not allowed, or no such address.
@@ -29,6 +30,8 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"host: {host!r} port {port} is no address of this machine ({error})") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
@@ -39,3 +42,17 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"{field}: {host} port {port} cannot be bound ({error})") from None
     listener.setblocking(False)
     return listener
+
+
+def bind_shared(host: str, port: int, count: int) -> list[socket.socket]:
+    """So many listeners on one port, among which the kernel spreads connections.
+
+    Raises:
+        ConfigError: as `bind`; a port that another program shares counts as in use.
+    """
+    if count == 1:
+        return [bind(host, port)]
+    # Sharing alone would join whoever shares the port already.
+    with bind(host, port) as probe:
+        port = probe.getsockname()[1]
+    return [bind(host, port, shared=True) for _ in range(count)]

@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from octavo.server.served import ServedModel
     from octavo.server.state import ServerState
 
-__all__ = ["Observed", "observed", "routes"]
+__all__ = ["Observed", "exposition", "observed", "routes"]
 
 _UNMATCHED = "unmatched"
 _CLIENT_CLOSED = 499
 # Asked every few seconds by machines; they fill no log.
 _QUIET = frozenset(("/health", "/livez", "/readyz", "/ping", "/metrics", "/load"))
 _STATS_TIMEOUT_S = 2.0
+_NOTHING: dict[str, int | float] = dict.fromkeys(
+    ("waiting", "blocks_total", "blocks_used", "prefix_hit_tokens", "prefix_query_tokens"), 0
+)
 _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -140,17 +143,38 @@ class _Metrics:
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`, for Prometheus."""
-        metrics = self._state.metrics
-        readings = await asyncio.gather(*(self._reading(entry) for entry in self._state.registry.entries))
-        metrics.log_lines_dropped.labels().set(dropped_lines())
-        return Response(metrics.expose(readings), 200, None, _TEXT_FORMAT)
+        siblings = self._state.siblings
+        text = await (exposition(self._state) if siblings is None else siblings.metrics())
+        return Response(text, 200, None, _TEXT_FORMAT)
 
-    async def _reading(self, entry: ModelEntry) -> EngineReading:
+
+async def exposition(state: ServerState, *, engines: bool = True) -> bytes:
+    """The text of this process's metrics.
+
+    Args:
+        state: of the server.
+        engines: what the engines say too; else the part that is this process's own, to be added to another's.
+    """
+    readings = await asyncio.gather(*(_Reader(state, engines).read(entry) for entry in state.registry.entries))
+    state.metrics.log_lines_dropped.labels().set(dropped_lines())
+    return state.metrics.expose(readings)
+
+
+class _Reader:
+    def __init__(self, state: ServerState, engines: bool) -> None:
+        self._state = state
+        self._engines = engines
+
+    async def read(self, entry: ModelEntry) -> EngineReading:
         metrics = self._state.metrics
         reading = EngineReading(
             entry.name, metrics.engine_label(entry.name, entry.id), state=entry.state.value, variant=entry.id
         )
         if entry.engine is None:
+            return reading
+        if not self._engines:
+            reading.queue = self._state.admission_queue(entry.view(entry.id)).stats()
+            reading.stats = _NOTHING
             return reading
         if entry.loaded_at is not None:
             reading.load_seconds = entry.load_seconds

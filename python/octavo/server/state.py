@@ -16,6 +16,7 @@ from octavo.server.metrics import Metrics
 from octavo.server.registry import ModelRegistry, StartEngine, start_async_engine
 from octavo.server.served import ClosableEngine, Engine, ServedModel
 from octavo.server.settings import ServerSettings
+from octavo.server.siblings import Siblings
 from octavo.server.spans import Spans
 
 __all__ = ["ServerState"]
@@ -37,6 +38,7 @@ class ServerState:
         metrics: of this server.
         spans: where requests' spans go; None without a collector.
         registry: its models.
+        siblings: other processes of this server; None where it is the only one.
         draining: the end has begun; requests are still taken until `stopping`.
     """
 
@@ -57,6 +59,7 @@ class ServerState:
         endpoint = self.settings.otlp_traces_endpoint
         self.spans = None if endpoint is None else Spans(endpoint)
         self.registry = ModelRegistry(self.settings, start_engine)
+        self.siblings: Siblings | None = None
         self.draining = False
         self._running: set[asyncio.Future[None]] = set()
         self._quiet = asyncio.Event()

@@ -1,0 +1,250 @@
+"""More processes that answer on the server's port: started, watched and ended by the one that has the engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from octavo.cli.serve_plan import ServePlan
+from octavo.config import EngineConfig
+from octavo.engine.protocol import ErrorRecord
+from octavo.engine.supervisor import SupervisedEngine
+from octavo.errors import EngineDead, OctavoError
+from octavo.server.siblings import Talk, TalkEnded, merge_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from octavo.server.state import ServerState
+
+__all__ = ["ApiProcesses", "Ask", "Brief", "Given"]
+
+_LOG = logging.getLogger("octavo.server")
+_FIRST_DELAY_S, _MAX_DELAY_S, _STABLE_S = 0.5, 30.0, 60.0
+_END_WAIT_S = 8.0
+_MAX_ASK_BYTES = 1 << 16
+
+
+class Brief(msgspec.Struct, kw_only=True):
+    """What a child is told at its start; over a socket, as it holds secrets.
+
+    Attributes:
+        number: 1 for the first child.
+        plan: `models`, `settings` and `options` of the `ServePlan`.
+        aliases: weights by model, by alias.
+        environment_key: what `OCTAVO_API_KEY` held.
+        drain_delay: seconds.
+    """
+
+    number: int
+    models: bytes
+    settings: bytes
+    options: bytes
+    aliases: dict[str, dict[str, float]]
+    environment_key: str | None
+    drain_delay: float
+
+
+class Ask(msgspec.Struct, array_like=True):
+    """A child asks for a connection to the engine of these settings."""
+
+    number: int
+    config: EngineConfig
+
+
+class Given(msgspec.Struct, array_like=True):
+    """The answer, with the connection's descriptor where there is no error."""
+
+    number: int
+    error: ErrorRecord | None = None
+    retry_after: float | None = None
+
+
+class _Child:
+    def __init__(self, number: int, listener: socket.socket) -> None:
+        self.number = number
+        self.listener = listener
+        self.process: asyncio.subprocess.Process | None = None
+        self.talk: Talk | None = None
+        self.asks: socket.socket | None = None
+
+
+class ApiProcesses:
+    """The children.
+
+    Each has a listener of its own, which stays open here too: connections of a child that ends wait for the next.
+
+    Args:
+        plan: what this process serves, and they will.
+        environment_key: what `OCTAVO_API_KEY` held.
+        drain_delay: seconds.
+        listeners: one a child.
+        state: of this process, whose registry has the engines.
+        own_metrics: this process's metrics.
+    """
+
+    def __init__(
+        self,
+        plan: ServePlan,
+        environment_key: str | None,
+        drain_delay: float,
+        listeners: list[socket.socket],
+        state: ServerState,
+        own_metrics: Callable[[], Awaitable[bytes]],
+    ) -> None:
+        self._plan = plan
+        self._environment_key = environment_key
+        self._drain_delay = drain_delay
+        self._state = state
+        self._own_metrics = own_metrics
+        self._children = [_Child(number, listener) for number, listener in enumerate(listeners, 1)]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ending = False
+
+    def start(self) -> None:
+        """Start them all; each again when it ends."""
+        for child in self._children:
+            self._spawn(self._keep(child))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Pass a signal on; from now on none is started again."""
+        self._ending = True
+        for child in self._children:
+            if child.process is not None and child.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.send_signal(number)
+
+    async def close(self) -> None:
+        """End them, by force in the end, and close their listeners."""
+        if not self._ending:
+            self.signal(signal.SIGTERM)
+        deadline = time.monotonic() + _END_WAIT_S
+        for child in self._children:
+            if child.process is not None:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(child.process.wait(), max(deadline - time.monotonic(), 0.01))
+                if child.process.returncode is None:
+                    child.process.kill()
+                    await child.process.wait()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for child in self._children:
+            child.listener.close()
+
+    async def metrics(self) -> bytes:
+        """Of this process and all children that answer."""
+        own, *others = await asyncio.gather(self._own_metrics(), *map(self._metrics_of, self._children))
+        return merge_metrics(text.decode() for text in (own, *others) if text).encode()
+
+    async def _metrics_of(self, child: _Child) -> bytes:
+        if child.talk is None:
+            return b""
+        try:
+            return await child.talk.ask("metrics")
+        except TalkEnded:
+            return b""
+
+    # -------------------------------------------------------- a child's life
+
+    async def _keep(self, child: _Child) -> None:
+        failures = 0
+        while True:
+            began = time.monotonic()
+            code = await self._run(child)
+            if self._ending:
+                return
+            failures = 1 if time.monotonic() - began >= _STABLE_S else failures + 1
+            delay = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(failures - 1, 16))
+            _LOG.error("API process %d ended (%s); it is started again in %.1f s", child.number, code, delay)
+            await asyncio.sleep(delay)
+
+    async def _run(self, child: _Child) -> int:
+        """Start a child and wait for its end; its exit code."""
+        ours, theirs = socket.socketpair()
+        child.asks, asks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        child.asks.setblocking(False)
+        descriptors = (child.listener.fileno(), theirs.fileno(), asks.fileno())
+        names = ("--listener", "--talk", "--asks")
+        arguments = [part for name, number in zip(names, descriptors, strict=True) for part in (name, str(number))]
+        try:
+            child.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "octavo.cli.api_process", "--parent", str(os.getpid()), *arguments,
+                pass_fds=descriptors, stdin=asyncio.subprocess.DEVNULL, stdout=2, start_new_session=True,
+            )  # fmt: skip
+        finally:
+            theirs.close()
+            asks.close()
+        loop = asyncio.get_running_loop()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        child.talk = Talk(reader, writer, lambda kind, data: self._answer(child, kind))
+        loop.add_reader(child.asks, self._take_ask, child.asks)
+        talking = loop.create_task(child.talk.run())
+        try:
+            return await child.process.wait()
+        finally:
+            loop.remove_reader(child.asks)
+            child.asks.close()
+            child.talk = None
+            await asyncio.wait((talking,), timeout=1)
+            talking.cancel()
+
+    async def _answer(self, child: _Child, kind: str) -> bytes:
+        if kind == "metrics":
+            return await self.metrics()
+        plan = self._plan
+        brief = Brief(
+            number=child.number,
+            models=msgspec.msgpack.encode(plan.models),
+            settings=msgspec.msgpack.encode(plan.settings),
+            options=msgspec.msgpack.encode(plan.options),
+            aliases={name: dict(alias.weights) for name, alias in plan.aliases.items()},
+            environment_key=self._environment_key,
+            drain_delay=self._drain_delay,
+        )
+        return msgspec.msgpack.encode(brief)
+
+    def _take_ask(self, asks: socket.socket) -> None:
+        try:
+            data = asks.recv(_MAX_ASK_BYTES)
+            ask = msgspec.msgpack.decode(data, type=Ask) if data else None
+        except BlockingIOError:
+            return
+        except (OSError, msgspec.DecodeError):
+            ask = None
+        if ask is None:
+            asyncio.get_running_loop().remove_reader(asks)
+        else:
+            self._spawn(self._give(asks, ask))
+
+    async def _give(self, asks: socket.socket, ask: Ask) -> None:
+        try:
+            sock = await self._engine(ask.config).invite()
+        except OctavoError as error:
+            given = Given(ask.number, ErrorRecord.of(error), getattr(error, "retry_after", None))
+            with contextlib.suppress(OSError):
+                asks.send(msgspec.msgpack.encode(given))
+            return
+        with sock, contextlib.suppress(OSError):
+            socket.send_fds(asks, [msgspec.msgpack.encode(Given(ask.number))], [sock.fileno()])
+
+    def _engine(self, config: EngineConfig) -> SupervisedEngine:
+        for entry in self._state.registry.entries:
+            if entry.config == config and isinstance(entry.engine, SupervisedEngine):
+                return entry.engine
+        raise EngineDead(f"the model `{config.model}` is not loaded")
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

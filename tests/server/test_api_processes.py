@@ -1,0 +1,214 @@
+"""`octavo serve --api-processes`: several processes on one port, one engine; any may die."""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from octavo.server.siblings import merge_metrics
+
+
+class Serving:
+    """The processes, and requests to whichever takes a connection."""
+
+    def __init__(self, url: str, process: subprocess.Popen[str]) -> None:
+        self.url = url
+        self.process = process
+
+    def children(self, module: str) -> list[psutil.Process]:
+        return [child for child in psutil.Process(self.process.pid).children() if module in child.cmdline()]
+
+    def ask(self, **fields: Any) -> httpx.Response:
+        body = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 8, "temperature": 0}
+        # A connection of its own, so that the kernel chooses the process.
+        return httpx.post(f"{self.url}/v1/chat/completions", json={**body, **fields}, timeout=20)
+
+    def metric(self, pattern: str) -> float:
+        text = httpx.get(f"{self.url}/metrics", timeout=20).text
+        values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(pattern, line)]
+        assert values, f"nothing matches {pattern}"
+        return sum(values)
+
+    def wait_all_ready(self, count: int) -> None:
+        deadline = time.monotonic() + 20
+        seen = 0
+        while seen < 8 * count:
+            try:
+                ready = httpx.get(f"{self.url}/readyz", timeout=10).status_code == 200
+            except httpx.TransportError:
+                ready = False
+            seen = seen + 1 if ready else 0
+            assert time.monotonic() < deadline
+
+
+@contextmanager
+def serving(count: int, *options: str, model: str = "fake") -> Iterator[Serving]:
+    command = [sys.executable, "-m", "octavo", "serve", model, "--load-format", "fake", "--port", "0"]
+    command += ["--served-model-name", "fake", "--api-processes", str(count), "--drain-delay", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        line = next(line for line in process.stdout if line.startswith("Serving"))
+        server = Serving(line.split(" at ")[1].split()[0], process)
+        server.wait_all_ready(count)
+        yield server
+        if process.poll() is not None:
+            return
+        everyone = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert not [one for one in everyone if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def connections(pid: int) -> int:
+    return len([one for one in psutil.Process(pid).net_connections("tcp") if one.status == "ESTABLISHED"])
+
+
+def test_processes_share_a_port_an_engine_and_their_metrics() -> None:
+    with serving(3) as server:
+        assert len(server.children("octavo.cli.api_process")) == 2
+        assert len(server.children("octavo.engine.worker")) == 1
+        served = [server.process.pid, *(child.pid for child in server.children("octavo.cli.api_process"))]
+        before = server.metric(r"vllm:request_success_total")
+        texts = {server.ask().json()["choices"][0]["message"]["content"] for _ in range(30)}
+        assert len(texts) == 1
+        assert server.metric(r"vllm:request_success_total") - before == 30
+        # Whoever is asked says the same.
+        assert len({server.metric(r"vllm:request_success_total") for _ in range(12)}) == 1
+        assert len({server.metric(r"vllm:num_gpu_blocks|vllm:cache_config_info") for _ in range(12)}) == 1
+        assert server.metric(r"vllm:kv_cache_usage_perc") == 0
+        clients = [httpx.Client() for _ in range(48)]
+        try:
+            for client in clients:
+                client.get(f"{server.url}/health")
+            spread = collections.Counter({pid: connections(pid) for pid in served})
+            assert sum(spread.values()) == 48
+            assert min(spread.values()) >= 4, spread
+        finally:
+            for client in clients:
+                client.close()
+
+
+def test_a_process_that_dies_is_replaced_and_the_others_go_on() -> None:
+    with serving(2, model="fake?step_ms=2") as server:
+        (child,) = server.children("octavo.cli.api_process")
+        outcomes: list[str] = []
+        begun = threading.Semaphore(0)
+
+        def stream() -> None:
+            try:
+                with httpx.stream(
+                    "POST",
+                    f"{server.url}/v1/completions",
+                    json={"model": "fake", "prompt": "x", "max_tokens": 1500, "stream": True},
+                    timeout=30,
+                ) as response:
+                    lines = response.iter_lines()
+                    last = next(lines)
+                    begun.release()
+                    for line in lines:
+                        last = line or last
+                    outcomes.append("whole" if last == "data: [DONE]" else last)
+            except httpx.TransportError:
+                outcomes.append("lost")
+
+        threads = [threading.Thread(target=stream) for _ in range(24)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert begun.acquire(timeout=10)
+        on_child = connections(child.pid)
+        assert 0 < on_child < 24
+        os.kill(child.pid, signal.SIGKILL)
+        for thread in threads:
+            thread.join(30)
+        assert collections.Counter(outcomes) == {"whole": 24 - on_child, "lost": on_child}
+        deadline = time.monotonic() + 15
+        while not (replaced := server.children("octavo.cli.api_process")) or replaced[0].pid == child.pid:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        server.wait_all_ready(2)
+        assert server.metric(r"vllm:num_requests_running") == 0
+        assert server.metric(r"octavo_kv_cache_blocks_used|vllm:kv_cache_usage_perc") == 0
+        assert all(server.ask().status_code == 200 for _ in range(12))
+
+
+def test_all_processes_outlive_the_engine() -> None:
+    with serving(2) as server:
+        (worker,) = server.children("octavo.engine.worker")
+        os.kill(worker.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 15
+        good = 0
+        while good < 16:
+            assert time.monotonic() < deadline
+            answer = server.ask()
+            assert answer.status_code in (200, 503)
+            good = good + 1 if answer.status_code == 200 else 0
+        assert server.metric(r"octavo_engine_restarts_total") == 1
+
+
+def test_the_end_lets_answers_of_every_process_finish() -> None:
+    with serving(2, model="fake?step_ms=5") as server:
+        answers: list[httpx.Response] = []
+        threads = [threading.Thread(target=lambda: answers.append(server.ask(max_tokens=800))) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 10
+        while server.metric("vllm:num_requests_running") < 16:
+            assert time.monotonic() < deadline
+        server.process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(20)
+        assert [answer.status_code for answer in answers] == [200] * 16
+        assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {800}
+        assert server.process.wait(20) == 0
+
+
+def test_what_several_processes_cannot_do_is_refused() -> None:
+    command = [sys.executable, "-m", "octavo", "serve", "fake", "--load-format", "fake", "--api-processes", "2"]
+    result = subprocess.run([*command, "--admin-port", "0"], capture_output=True, text=True, timeout=30)
+    assert result.returncode != 0
+    assert "admin_port" in result.stderr
+    assert "--api-processes 2" in result.stderr
+
+
+def test_metrics_are_summed_but_for_what_has_no_sum() -> None:
+    first = (
+        "# HELP a_total Of a.\n# TYPE a_total counter\n"
+        'a_total{x="1 2"} 3\na_total{x="2"} 1.5\n'
+        '# TYPE b_info gauge\nb_info{version="1"} 1\n'
+        '# TYPE h histogram\nh_bucket{le="1"} 2\nh_bucket{le="+Inf"} 3\nh_sum 2.25\nh_count 3\n'
+        "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1000.5\n"
+    )
+    second = (
+        "# HELP a_total Of a.\n# TYPE a_total counter\n"
+        'a_total{x="1 2"} 4\na_total{x="3"} 1\n'
+        '# TYPE b_info gauge\nb_info{version="1"} 1\n'
+        '# TYPE h histogram\nh_bucket{le="1"} 1\nh_bucket{le="+Inf"} 1\nh_sum 0.5\nh_count 1\n'
+        "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 2000\n"
+    )
+    assert merge_metrics([first, second]) == (
+        "# HELP a_total Of a.\n# TYPE a_total counter\n"
+        'a_total{x="1 2"} 7\na_total{x="2"} 1.5\na_total{x="3"} 1\n'
+        '# TYPE b_info gauge\nb_info{version="1"} 1\n'
+        '# TYPE h histogram\nh_bucket{le="1"} 3\nh_bucket{le="+Inf"} 4\nh_sum 2.75\nh_count 4\n'
+        "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1000.5\n"
+    )
+    with pytest.raises(ValueError):
+        merge_metrics(["# TYPE a counter\na x\n"])
