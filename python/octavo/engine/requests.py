@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -45,13 +46,10 @@ class CheckedRequest(msgspec.Struct, frozen=True, gc=False):
 
     def to_send(self) -> Request:
         """The request as a message to the engine's process."""
-        filled = msgspec.structs.replace(
-            self.params,
-            seed=self.seed,
-            max_tokens=self.max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-        )
+        # A plain copy: `replace` would check once more what was checked.
+        filled = copy.copy(self.params)
+        filled.seed, filled.max_tokens = self.seed, self.max_tokens
+        filled.min_tokens, filled.temperature = self.min_tokens, self.temperature
         return Request(self.request_id, self.prompt, msgspec.Raw(_ENCODER.encode(filled)))
 
 
