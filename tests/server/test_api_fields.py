@@ -12,8 +12,9 @@ import openai
 import pydantic
 import pytest
 from octavo.engine.outputs import OutputDelta, TokenLogprobs
-from octavo.errors import InvalidRequest
+from octavo.errors import ConfigError, InvalidRequest
 from octavo.sampling_params import SamplingParams
+from octavo.server.settings import ServerSettings
 from server_fakes import FakeEngine, answer
 from server_harness import Running
 
@@ -283,3 +284,30 @@ def test_malformed_bodies(server: Running, path: str, body: bytes) -> None:
     done = httpx.post(server.url + path, content=body, headers={"content-type": "application/json"}, timeout=20)
     assert done.status_code == 400, done.text
     assert done.json()["error"]["message"]
+
+
+def test_the_servers_own_defaults_stand_between(start: Callable[..., Running]) -> None:
+    recommended = {"temperature": 0.6, "top_p": 0.9}
+    for options, expected in (
+        ({}, (0.6, 0.9, -1)),
+        ({"override_generation_config": '{"temperature": 0.2, "top_k": 7}'}, (0.2, 0.9, 7)),
+        ({"generation_config": "vllm"}, (1.0, 1.0, -1)),
+        ({"generation_config": "vllm", "override_generation_config": '{"top_p": 0.5}'}, (1.0, 0.5, -1)),
+    ):
+        server = start(**options)
+        server.engine.model = msgspec.structs.replace(server.engine.model, sampling_defaults=recommended)
+        post(server, CHAT, messages=USER, max_tokens=1)
+        post(server, COMPLETIONS, prompt="Hi", max_tokens=1)
+        post(server, "/v1/responses", input="Hi", max_output_tokens=1)
+        post(server, "/v1/messages", messages=USER, max_tokens=1)
+        post(server, "/api/chat", model="fake", messages=USER, stream=False)
+        asked = {(params.temperature, params.top_p, params.top_k) for params in server.engine.params}
+        assert asked == {expected}
+        post(server, CHAT, messages=USER, max_tokens=1, temperature=0.1)
+        assert server.engine.params[-1].temperature == 0.1
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"temperature": -1}', '{"max_tokens": 5}', '{"top_k": "x"}'])
+def test_overrides_that_cannot_work(text: str) -> None:
+    with pytest.raises(ConfigError, match="override_generation_config"):
+        ServerSettings(override_generation_config=text)

@@ -33,6 +33,30 @@ def _option(panel: str, field: str, kind: Any, default: Any, *names: str, text: 
 
 _OPTIONS = (
     _option(
+        _MODELS,
+        "generation_config",
+        str,
+        "auto",
+        "--generation-config",
+        text="auto: what requests leave open is as the model's makers recommend; vllm: as OpenAI says.",
+    ),
+    _option(
+        _MODELS,
+        "override_generation_config",
+        str,
+        "",
+        "--override-generation-config",
+        text='Sampling that stands before the makers\', as a JSON object such as {"temperature": 0.6}.',
+    ),
+    _option(
+        _LOAD,
+        "sse_keep_alive_seconds",
+        float,
+        15.0,
+        "--sse-keep-alive-interval",
+        text="Seconds of silence after which a stream sends a comment, so that proxies keep it; 0 for never.",
+    ),
+    _option(
         _LOGS,
         "access_log",
         bool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -124,7 +125,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         if self.mcp_servers:
             raise unsupported("mcp_servers", f"{len(self.mcp_servers)} servers", "this server calls no other")
 
-    def sampling_params(self, served: ServedModel) -> SamplingParams:
+    def sampling_params(self, served: ServedModel, defaults: Mapping[str, Any]) -> SamplingParams:
         """As `SamplingFields.sampling_params`."""
         fields = {
             "max_tokens": self.max_tokens,
@@ -134,7 +135,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
             "top_k": self.top_k,
         }
         with renamed_errors({"stop": "stop_sequences"}):
-            return convert(ChatCompletionRequest, fields).sampling_params(served, max_tokens=None, logprobs=None)
+            return convert(ChatCompletionRequest, fields).sampling_params(
+                served, max_tokens=None, logprobs=None, defaults=defaults
+            )
 
 
 def _text(content: Any, place: str) -> str:
@@ -190,7 +193,7 @@ async def messages(call: Call) -> None:
     check_messages(request.messages, call.state.settings)
     user = (request.metadata or {}).get("user_id")
     served = await call.route(request.model, user=user)
-    params = request.sampling_params(served)
+    params = request.sampling_params(served, call.sampling_defaults(served))
     prompt = await _prompt(call, served, request)
     served.check_length(prompt, "messages")
     record = call.record(served, len(prompt))

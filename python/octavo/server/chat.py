@@ -39,7 +39,9 @@ async def chat_completions(call: Call) -> None:
     check_messages(request.messages, call.state.settings)
     call.timeout = request.timeout
     served = await call.route(request.model, user=request.user, session=request.session_id)
-    params = request.sampling_params(served, max_tokens=None, logprobs=request.num_logprobs)
+    params = request.sampling_params(
+        served, max_tokens=None, logprobs=request.num_logprobs, defaults=call.sampling_defaults(served)
+    )
     messages = flatten(request.messages)
     prompt = await render(
         served,

@@ -39,7 +39,9 @@ async def completions(call: Call) -> None:
     request = decode(CompletionRequest, call.body)
     call.timeout = request.timeout
     served = await call.route(request.model, user=request.user, session=request.session_id)
-    params = request.sampling_params(served, max_tokens=_DEFAULT_MAX_TOKENS, logprobs=request.logprobs)
+    params = request.sampling_params(
+        served, max_tokens=_DEFAULT_MAX_TOKENS, logprobs=request.logprobs, defaults=call.sampling_defaults(served)
+    )
     given = request.prompts()
     special = True if request.add_special_tokens is None else request.add_special_tokens
     prompts = [
@@ -49,7 +51,8 @@ async def completions(call: Call) -> None:
     prompts = [request.truncate(ids, served.max_model_len, params.max_tokens) for ids in prompts]
     for ids in prompts:
         served.check_length(ids, "prompt")
-        check_token_ids(ids, served.engine.model.vocab_size, "prompt")
+        if request.wants_nothing:
+            check_token_ids(ids, served.engine.model.vocab_size, "prompt")
     echoes = [await _echo(served, prompt) for prompt in given] if request.echo else [""] * len(given)
     record = call.record(served, sum(map(len, prompts)), len(prompts))
     answer_id = request.answer_id("cmpl", call.request_id, call.header(b"x-request-id"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
@@ -110,6 +110,10 @@ class Call:
             InvalidRequest: it asks for too much, or a header cannot be read.
         """
         return admit(self, served, prompts, params)
+
+    def sampling_defaults(self, served: ServedModel) -> Mapping[str, Any]:
+        """What holds for a model where a request says nothing."""
+        return self.state.settings.sampling_defaults(served.sampling_defaults)
 
     def record(self, served: ServedModel, prompt_tokens: int, num_prompts: int = 1) -> RequestRecord:
         """The request's times and counts, from its arrival on."""

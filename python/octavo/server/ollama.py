@@ -94,7 +94,7 @@ async def chat(call: Call) -> None:
     served = await route(call, request.model_name)
     set_keep_alive(call, served, keep_alive)
     loading = time.monotonic_ns() - began
-    params = request.sampling_params(served)
+    params = request.sampling_params(served, call.sampling_defaults(served))
     messages = flatten(request.conversation)
     # As Ollama: an answer that has been begun is gone on with.
     begun = messages[-1]["role"] == "assistant" and bool(messages[-1]["content"])
@@ -124,7 +124,7 @@ async def generate(call: Call) -> None:
     served = await route(call, request.model_name)
     set_keep_alive(call, served, keep_alive)
     loading = time.monotonic_ns() - began
-    params = request.sampling_params(served)
+    params = request.sampling_params(served, call.sampling_defaults(served))
     prompt = await _prompt(served, request, request.prompt)
     served.check_length(prompt, "prompt")
 

@@ -135,7 +135,7 @@ class _AnswerBody(ModelBody, kw_only=True):
             variables["reasoning_effort"] = self.think
         return variables
 
-    def sampling_params(self, served: ServedModel) -> SamplingParams:
+    def sampling_params(self, served: ServedModel, defaults: Mapping[str, Any]) -> SamplingParams:
         """The options as sampling parameters; what they leave open is as everywhere on this server.
 
         Raises:
@@ -158,7 +158,7 @@ class _AnswerBody(ModelBody, kw_only=True):
         values["response_format"] = _response_format(self.format)
         with renamed_errors(_NAMES):
             fields = convert(ChatCompletionRequest, values)
-            return fields.sampling_params(served, max_tokens=None, logprobs=fields.num_logprobs)
+            return fields.sampling_params(served, max_tokens=None, logprobs=fields.num_logprobs, defaults=defaults)
 
 
 class ChatBody(_AnswerBody, kw_only=True):

@@ -452,9 +452,9 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> No
     """Refuse ids outside the vocabulary.
 
     Raises:
-        InvalidRequest: naming `field` and the first such id.
+        InvalidRequest: naming `field` and such an id.
     """
-    for token in token_ids:
+    for token in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token < vocab_size:
             raise InvalidRequest(
                 f"{field}: token id {token} is outside the vocabulary; ids go from 0 to {vocab_size - 1}", field

@@ -203,7 +203,9 @@ async def create_response(call: Call) -> None:
         check_messages(messages, call.state.settings)
         call.timeout = request.timeout
         served = await call.route(request.model, user=request.user, session=request.session_id)
-        params = request.sampling_params(served, max_tokens=None, logprobs=request.num_logprobs)
+        params = request.sampling_params(
+            served, max_tokens=None, logprobs=request.num_logprobs, defaults=call.sampling_defaults(served)
+        )
         effort = request.reasoning.effort if request.reasoning is not None else None
         prompt = await render(
             served,

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, InvalidRequest
+from octavo.sampling_params import SamplingParams
 
 __all__ = ["ServerSettings"]
 
 _METRICS_PREFIX = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,63}")
+_OVERRIDES = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 _POSITIVE = (
     "max_body_bytes",
     "max_bodies_bytes",
@@ -37,6 +50,10 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 
     Attributes:
         max_body_bytes: of a request.
+        generation_config: what a request leaves open is, by `auto`, as the model's makers recommend, by `vllm` as OpenAI
+            says.
+        override_generation_config: sampling fields that stand before the makers', as a JSON object, such as
+            `{"temperature": 0.6}`.
         sse_keep_alive_seconds: a stream that is silent for so long sends a comment; 0 for never.
         metrics_prefix: before the names of metrics that vLLM has too; `octavo_` gives all metrics one prefix.
         metrics_old_names: show metrics that vLLM renamed under their old names as well.
@@ -80,6 +97,8 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     """
 
     max_body_bytes: int = 8 << 20
+    generation_config: str = "auto"
+    override_generation_config: str = ""
     sse_keep_alive_seconds: float = 15.0
     max_bodies_bytes: int = 1 << 30
     max_json_depth: int = 64
@@ -133,6 +152,12 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
         Raises:
             ConfigError: naming the setting, its value and the remedy.
         """
+        if self.generation_config not in ("auto", "vllm"):
+            raise ConfigError(
+                f"generation_config: {self.generation_config!r} is neither auto nor vllm; auto takes what the model's "
+                "makers recommend"
+            )
+        self.sampling_defaults({})
         if not 0 <= self.sse_keep_alive_seconds < math.inf:
             raise ConfigError(
                 f"sse_keep_alive_seconds: {self.sse_keep_alive_seconds} is not a number of seconds; use 15, or 0 to "
@@ -158,3 +183,33 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
                 raise ConfigError(f"{name}: {value} is not positive, or too large")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(f"root_path: {self.root_path!r} does not begin with / or ends with it; give such as /llm")
+
+    def sampling_defaults(self, recommended: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What holds where a request says nothing: this server's own values, else the makers', else OpenAI's.
+
+        Args:
+            recommended: by the model's makers.
+
+        Raises:
+            ConfigError: `override_generation_config` is no object of sampling fields.
+        """
+        base = {} if self.generation_config == "vllm" else recommended
+        if not self.override_generation_config:
+            return base
+        own = _overrides(self.override_generation_config)
+        return {**base, **own}
+
+
+@functools.lru_cache(8)
+def _overrides(text: str) -> dict[str, Any]:
+    try:
+        own = msgspec.json.decode(text, type=dict[str, Any])
+        unknown = sorted(own.keys() - set(_OVERRIDES))
+        if unknown:
+            raise InvalidRequest(f"{unknown[0]} is not one of {', '.join(_OVERRIDES)}")
+        SamplingParams(**own)
+    except (msgspec.DecodeError, InvalidRequest, RecursionError) as error:
+        raise ConfigError(
+            f'override_generation_config: {text[:200]!r} cannot be used ({error}); give such as {{"temperature": 0.6}}'
+        ) from None
+    return own

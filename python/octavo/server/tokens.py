@@ -91,8 +91,12 @@ async def detokenize(call: Call) -> None:
     request = decode(DetokenizeRequest, call.body)
     served = await call.route(request.model)
     tokenizer = served.tokenizer("tokens")
-    check_token_ids(request.tokens, served.engine.model.vocab_size, "tokens")
-    text = await asyncio.to_thread(tokenizer.decode, request.tokens, False)
+
+    def work() -> str:
+        check_token_ids(request.tokens, served.engine.model.vocab_size, "tokens")
+        return tokenizer.decode(request.tokens, False)
+
+    text = await asyncio.to_thread(work)
     await call.reply.json({"prompt": text})
 
 
