@@ -50,8 +50,8 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 
     Attributes:
         max_body_bytes: of a request.
-        generation_config: what a request leaves open is, by `auto`, as the model's makers recommend, by `vllm` as OpenAI
-            says.
+        generation_config: what a request leaves open is as the model's makers recommend (`auto`), or as OpenAI says
+            (`vllm`).
         override_generation_config: sampling fields that stand before the makers', as a JSON object, such as
             `{"temperature": 0.6}`.
         sse_keep_alive_seconds: a stream that is silent for so long sends a comment; 0 for never.
