@@ -41,6 +41,7 @@ _MAX_EXCEPTION = 32768
 _MAX_QUEUED_LINES = 8192
 _BATCH_LINES = 256
 _FLUSH_S = 2.0
+_GATHER_S = 0.002
 # What moves a cursor, ends a line or turns the direction of writing. JSON escapes the first 32 by itself.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 
@@ -204,6 +205,8 @@ class LineHandler(logging.Handler):
     def _write(self) -> None:
         while True:
             items = [self._lines.get()]
+            # What comes within a moment is written as one, and the threads that log are not interrupted a line.
+            time.sleep(_GATHER_S)
             with contextlib.suppress(Empty):
                 while len(items) < _BATCH_LINES:
                     items.append(self._lines.get_nowait())

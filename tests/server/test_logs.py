@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from hypothesis import given, settings
@@ -134,6 +135,19 @@ def test_the_line_of_a_client_that_leaves(start: Callable[..., Running], lines: 
     assert line["finish_reason"] == "abort"
     assert line["status"] == (200 if stream else 499)
     assert 3 <= line["completion_tokens"] < 200
+
+
+def test_every_line_of_a_request_names_its_trace(server: Running, lines: Lines) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": [BROKEN_TOKEN]}, headers=headers)
+    assert answer.status_code == 500
+    access(lines)
+    found = [line for line in lines() if line.get("request_id") == answer.headers["x-request-id"]]
+    assert {line["logger"] for line in found} == {"octavo.server", "octavo.access"}
+    for line in found:
+        assert line["trace_id"] == trace
+        assert f"00-{trace}-{line['span_id']}-01" == answer.headers["traceresponse"]
 
 
 def test_probes_and_scrapes_are_not_logged(server: Running, lines: Lines) -> None:

@@ -27,6 +27,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from routing_harness import ADMIN_KEY, Routed
 from server_fakes import BROKEN_TOKEN, FakeEngine
 from server_harness import Running
 
@@ -351,3 +352,43 @@ def test_keys_that_do_not_open() -> None:
     assert 'octavo_auth_failures_total{reason="invalid_api_key"} 4.0' in text
     assert 'octavo_http_requests_total{path="/v1/completions",code="401"} 2.0' in text
     assert 'octavo_http_requests_total{path="unmatched",code="401"} 2.0' in text
+
+
+def test_variants_states_and_the_admin_listener() -> None:
+    server = Routed("m@v1", "m@v2", "~idle")
+    try:
+        server.registry.set_alias("chat", {"m@v1": 1, "m@v2": 1})
+        for variant, count in (("m@v1", 3), ("m@v2", 2)):
+            for _ in range(count):
+                assert server.ask("chat", {"X-Variant": variant}).status_code == 200
+        assert server.ask("m@v2").status_code == 200
+        httpx.get(f"{server.admin_url}/admin/models", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+        httpx.get(f"{server.admin_url}/admin/models/any")
+        text = server.get("metrics").text
+    finally:
+        server.stop()
+    samples = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+    def value(name: str, **labels: str) -> float | None:
+        return samples.get((name, frozenset(labels.items())))
+
+    requests = "octavo_variant_requests_total"
+    assert value(requests, model_name="chat", variant="m@v1", finished_reason="length") == 3
+    assert value(requests, model_name="chat", variant="m@v2", finished_reason="length") == 2
+    assert value(requests, model_name="m@v2", variant="m@v2", finished_reason="length") == 1
+    latency = "octavo_variant_time_to_first_token_seconds_count"
+    assert value(latency, model_name="chat", variant="m@v2") == 2
+    for engine in ("v1", "v2"):
+        count = value("vllm:request_success_total", model_name="m", engine=engine, finished_reason="length")
+        assert count == 3
+        assert value("vllm:num_requests_running", model_name="m", engine=engine) == 0
+        assert value("octavo_model_state", model_name="m", engine=engine, state="ready") == 1
+        assert value("octavo_model_load_seconds", model_name="m", engine=engine) is not None
+    assert value("octavo_model_state", model_name="idle", engine="0", state="unloaded") == 1
+    assert value("vllm:num_requests_running", model_name="idle", engine="0") is None
+    assert value("octavo_http_requests_total", path="/admin/models", code="200") == 1
+    assert value("octavo_http_requests_total", path="unmatched", code="401") == 1
