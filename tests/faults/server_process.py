@@ -89,7 +89,20 @@ class ServerProcess:
     @property
     def workers(self) -> list[psutil.Process]:
         """The engines' processes."""
-        return [child for child in psutil.Process(self.process.pid).children() if child.status() != "zombie"]
+        return self._children("octavo.engine.worker")
+
+    @property
+    def siblings(self) -> list[psutil.Process]:
+        """The other processes that answer HTTP."""
+        return self._children("octavo.cli.api_process")
+
+    def _children(self, module: str) -> list[psutil.Process]:
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if module in child.cmdline():
+                    found.append(child)
+        return found
 
     @property
     def worker(self) -> psutil.Process:
@@ -128,6 +141,15 @@ class ServerProcess:
 
     def status(self, path: str = "/readyz") -> int:
         return self.get(path).status_code
+
+    def wait_ready(self, seconds: float = 30.0) -> None:
+        """Return once whoever answers is ready: each connection may meet another process.
+
+        Raises:
+            AssertionError: not in time.
+        """
+        count = 8 * (1 + len(self.siblings))
+        wait_until(lambda: all(self.status() == 200 for _ in range(count)), seconds, "ready")
 
     def metrics(self) -> dict[str, float]:
         """The sum of every metric over its labels, by name."""
@@ -292,7 +314,7 @@ async def _follow(port: int, request: bytes, outcome: Outcome, on_first: Callabl
             return
         outcome.status = int(head[0].split()[1])
         pending = b""
-        while size := int(await reader.readline(), 16):
+        while size := int(await reader.readuntil(b"\r\n"), 16):
             pending += (await reader.readexactly(size + 2))[:-2]
             *whole, pending = pending.split(b"\n\n")
             for event in whole:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+import psutil
 import pytest
 from server_process import Outcome, ServerProcess, ask, exchange, free_port, request_bytes, wait_until
 
@@ -96,6 +97,33 @@ def test_every_protocol_tells_of_the_end(serve: Serve) -> None:
         assert answer.startswith(b"HTTP/1.1 200"), (path, answer[:500])
         assert end in answer[-1500:], (path, answer[-1500:])
         assert answer.endswith(b"0\r\n\r\n"), path
+    server.stop()
+
+
+def test_processes_of_one_port_are_killed(serve: Serve) -> None:
+    """The engine's end is told by every process; that of one of them costs its own clients alone, and no block."""
+    server = serve("fake?step_ms=2", ["--api-processes", "3"])
+    server.wait_ready()
+
+    async def run(victim: psutil.Process) -> list[Outcome]:
+        tasks = await under_way(server, 30)
+        victim.kill()
+        return await asyncio.gather(*tasks)
+
+    check_answered(asyncio.run(run(server.worker)))
+    server.wait_ready()
+    server.stop()
+
+    server = serve("fake?step_ms=2&end_after=400", ["--api-processes", "3"])
+    server.wait_ready()
+    outcomes = asyncio.run(run(server.siblings[0]))
+    whole = [outcome for outcome in outcomes if outcome.is_answered]
+    assert all(outcome.error is None for outcome in whole)
+    assert len(whole) >= 10
+    wait_until(lambda: len(server.siblings) == 2, 20, "another takes its place")
+    server.wait_ready()
+    server.check_all_free()
+    server.check_serves()
     server.stop()
 
 
