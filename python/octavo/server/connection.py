@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import sys
 import termios
 from typing import Any
@@ -64,6 +65,17 @@ class ChunkSender:
         return True
 
 
+class _Logger:
+    """uvicorn's logger, in which anybody who sends what is no HTTP could write a line."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self.warning = logger.debug
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+
 class ClientConnection(HttpToolsProtocol):
     """Closes on clients that send headers without end, never the whole of a request, or do not read their answer.
 
@@ -80,6 +92,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.logger: Any = _Logger(self.logger)
         self._since_body = 0
         self._head = 0
         self._awaited: asyncio.TimerHandle | None = None
