@@ -67,7 +67,8 @@ def main() -> None:
     logger.addHandler(handler)
 
     def line() -> None:
-        logger.info("request", extra={"fields": access_fields(context, scope, 200)})
+        fields = access_fields(context, scope, 200)
+        logger.info("request", extra={"fields": fields})
 
     figures = {"chunk_us": microseconds(lambda: record.add(0, 0, delta), CHUNKS)}
     figures["request_record_us"] = microseconds(request, 20_000)

@@ -41,7 +41,7 @@ _MAX_EXCEPTION = 32768
 _MAX_QUEUED_LINES = 8192
 _BATCH_LINES = 256
 _FLUSH_S = 2.0
-_GATHER_S = 0.002
+_GATHER_S = 0.01
 # What moves a cursor, ends a line or turns the direction of writing. JSON escapes the first 32 by itself.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 
@@ -115,15 +115,22 @@ class JsonFormatter(_Formatter):
             "ts": self._time(record.created, "%Y-%m-%dT%H:%M:%S") + "Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "msg": _json_safe(self._message(record)),
+            "msg": self._message(record),
         }
         for name, value in self._all_fields(record).items():
             if value is not None:
-                line[name] = _json_safe(value) if isinstance(value, str) else value
+                line[name] = value
         exception = self._exception(record)
         if exception is not None:
-            line["exception"] = _json_safe(exception)
-        return self._encoder.encode(line).decode()
+            line["exception"] = exception
+        try:
+            encoded = self._encoder.encode(line)
+            if encoded.isascii() and b"\x7f" not in encoded:
+                return encoded.decode()
+        except UnicodeEncodeError:
+            pass  # half of a surrogate pair
+        safe = {name: _json_safe(value) if isinstance(value, str) else value for name, value in line.items()}
+        return self._encoder.encode(safe).decode()
 
 
 class ConsoleFormatter(_Formatter):

@@ -11,7 +11,7 @@ from octavo import log_format
 from octavo.server.http import Scope
 from octavo.server.request_context import RequestContext, current_request
 
-__all__ = ["access_fields", "access_log", "configure_logging", "dropped_lines", "request_fields"]
+__all__ = ["access_fields", "access_log", "configure_logging", "dropped_lines", "log_access", "request_fields"]
 
 access_log = logging.getLogger("octavo.access")
 """One line a request, at level info."""
@@ -51,6 +51,13 @@ def request_fields() -> Mapping[str, Any]:
         "trace_id": context.trace.trace_id,
         "span_id": context.trace.span_id,
     }
+
+
+def log_access(level: int, fields: dict[str, Any]) -> None:
+    """Write the line of an answered request; no call of `access_log.log`, which looks for its caller's line first."""
+    record = logging.LogRecord(access_log.name, level, "", 0, "request", None, None)
+    record.fields = fields
+    access_log.handle(record)
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from octavo.errors import OctavoError
 from octavo.server.entry import ModelEntry, ModelState
 from octavo.server.http import Receive, Scope, Send
-from octavo.server.logs import access_fields, access_log, dropped_lines
+from octavo.server.logs import access_fields, access_log, dropped_lines, log_access
 from octavo.server.metrics import AUTH_FAILURES, REJECTIONS, EngineReading
 from octavo.server.request_context import RequestContext, current_request
 from octavo.server.spans import span_attributes
@@ -99,7 +99,7 @@ class Observed:
             if access_log.isEnabledFor(level):
                 identity = scope.get("octavo.identity")
                 context.key_name = None if identity is None else identity.name
-                access_log.log(level, "request", extra={"fields": access_fields(context, scope, status)})
+                log_access(level, access_fields(context, scope, status))
         spans = self._state.spans
         if spans is not None and path not in _QUIET:
             attributes = span_attributes(context, scope["method"], path, status)
