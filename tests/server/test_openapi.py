@@ -14,6 +14,7 @@ import httpx
 import jsonschema
 import pytest
 from octavo.server.docs import PAGE
+from octavo.server.openapi import document
 from octavo.server.state import ServerState
 from server_fakes import FakeEngine
 from server_harness import Running, application
@@ -21,19 +22,19 @@ from starlette.routing import Route
 
 
 def test_every_route_is_in_it(server: Running) -> None:
-    document = httpx.get(f"{server.url}/openapi.json").json()
-    assert document["openapi"] == "3.1.0"
+    described = httpx.get(f"{server.url}/openapi.json").json()
+    assert described["openapi"] == "3.1.0"
     served = set()
     for route in application(ServerState()).routes:
         assert isinstance(route, Route)
         path = re.sub(r"{(\w+)(:\w+)?}", r"{\1}", route.path)
         served |= {(path, method.lower()) for method in route.methods or () if method != "HEAD"}
-    said = {(path, method) for path, methods in document["paths"].items() for method in methods}
+    said = {(path, method) for path, methods in described["paths"].items() for method in methods}
     assert said == served
     assert {("/v1/chat/completions", "post"), ("/v1/models/{name}", "get"), ("/docs", "get")} <= said
-    ids = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
+    ids = [operation["operationId"] for methods in described["paths"].values() for operation in methods.values()]
     assert len(set(ids)) == len(ids)
-    summaries = [operation["summary"] for methods in document["paths"].values() for operation in methods.values()]
+    summaries = [operation["summary"] for methods in described["paths"].values() for operation in methods.values()]
     assert all(summaries)
 
 
@@ -54,9 +55,9 @@ def test_schemas_are_schemas_and_references_lead_somewhere(server: Running) -> N
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_examples_work(start: Callable[..., Running], stream: bool) -> None:
     server = start(FakeEngine(reply="Hello!"))
-    document = httpx.get(f"{server.url}/openapi.json").json()
+    described = httpx.get(f"{server.url}/openapi.json").json()
     tried = 0
-    for path, methods in document["paths"].items():
+    for path, methods in described["paths"].items():
         for method, operation in methods.items():
             content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
             example = content.get("example")
@@ -91,8 +92,56 @@ def test_docs_need_nothing_from_elsewhere(server: Running) -> None:
     assert "innerHTML" not in done.text
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node to read JavaScript")
-def test_the_script_of_the_docs_is_javascript() -> None:
+# As much of a browser as the page needs.
+BROWSER = """
+class Node {
+  constructor(tag) { this.tag = tag; this.children = []; this.listeners = {}; this.textContent = ''; this.value = ''; }
+  append(child) { this.children.push(child); }
+  addEventListener(kind, listener) { this.listeners[kind] = listener; }
+  get childElementCount() { return this.children.filter((child) => child instanceof Node).length; }
+}
+const all = (node) => [node, ...node.children.filter((child) => child instanceof Node).flatMap(all)];
+const nodes = {};
+const calls = [];
+globalThis.document = {
+  createElement: (tag) => new Node(tag), querySelector: (selector) => (nodes[selector] ||= new Node(selector)),
+};
+globalThis.fetch = async (url, options) => {
+  calls.push([url, options]);
+  if (url === 'openapi.json') return { ok: true, json: async () => DOCUMENT };
+  return new Response('{"a":1}', { status: 200, headers: { 'content-type': 'application/json' } });
+};
+"""
+VISIT = """
+setTimeout(async () => {
+  const boxes = all(main).filter((node) => node.tag === 'details');
+  boxes.forEach((box) => box.listeners.toggle());
+  const chat = boxes.find((box) => all(box).some((node) => node.textContent === '/v1/chat/completions'));
+  key.value = 'secret';
+  all(chat).find((node) => node.tag === 'button').listeners.click();
+  await new Promise((done) => setTimeout(done, 50));
+  const rows = all(chat).filter((node) => node.tag === 'tr').map((row) => all(row).map((node) => node.textContent));
+  console.log(JSON.stringify({
+    operations: boxes.length, call: calls[1], shown: all(chat).find((node) => node.tag === 'pre').textContent,
+    rows: rows.map((row) => row.filter(Boolean).join(' ')),
+  }));
+}, 20);
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run JavaScript")
+def test_the_docs_show_every_operation_and_try_them() -> None:
+    described = document(application(ServerState()).routes)
     (script,) = re.findall(r"<script>(.*?)</script>", PAGE, re.DOTALL)
-    done = subprocess.run(["node", "--check", "-"], input=script, capture_output=True, text=True, check=False)
+    program = f"const DOCUMENT = {json.dumps(described)};\n{BROWSER}\n{script}\n{VISIT}"
+    done = subprocess.run(["node", "-"], input=program, capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["operations"] == sum(map(len, described["paths"].values()))
+    url, options = seen["call"]
+    assert url == "v1/chat/completions"
+    assert options["headers"] == {"Authorization": "Bearer secret", "Content-Type": "application/json"}
+    assert json.loads(options["body"])["messages"]
+    assert json.loads(seen["shown"].partition("\n\n")[2]) == {"a": 1}
+    assert "temperature number ≥ 0 ≤ 2" in seen["rows"]
+    assert "stream boolean" in seen["rows"]
