@@ -517,6 +517,35 @@ def test_unload_ends_a_load() -> None:
         with pytest.raises(ModelUnavailable):
             await waiting
         assert (engines.loading, models.entries[0].state) == (0, ModelState.UNLOADED)
+        # Also one that has not taken its first step; whoever asked for it is told, and several may ask for its end.
+        waiting = asyncio.ensure_future(models.acquire("a"))
+        loading = asyncio.ensure_future(models.load("a"))
+        await asyncio.sleep(0)
+        await asyncio.gather(models.unload("a"), models.unload("a"))
+        outcomes = await asyncio.gather(waiting, loading, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [ModelUnavailable] * 2
+        assert (models.entries[0].state, models.entries[0].loading) == (ModelState.UNLOADED, None)
+        assert engines.open == []
+
+    run(work())
+
+
+def test_unload_ends_a_load_that_waits_for_a_drain() -> None:
+    async def work() -> None:
+        engines = Engines()
+        models = registry(engines, "a")
+        _, release = await models.acquire("a")
+        first = asyncio.ensure_future(models.unload("a"))
+        await asyncio.sleep(0.01)
+        waiting = asyncio.ensure_future(models.acquire("a"))
+        await asyncio.sleep(0.01)
+        second = asyncio.ensure_future(models.unload("a"))
+        with pytest.raises(ModelUnavailable):
+            await waiting
+        assert engines.open == ["a"]
+        release()
+        await asyncio.gather(first, second)
+        assert (engines.open, models.entries[0].state) == ([], ModelState.UNLOADED)
 
     run(work())
 

@@ -63,6 +63,7 @@ class ModelEntry:
         last_used: when the last lease began or ended, on the monotonic clock.
         revivable: a load may take a drain back: nobody waits for the room.
         closing: the drain has come to its end, the engine is being closed.
+        ending: the load under way has been cancelled.
         created: Unix time at which it was registered.
         loaded_at: Unix time at which the engine was ready; None while there is none.
         load_seconds: that the last load took.
@@ -94,6 +95,7 @@ class ModelEntry:
         self.draining: asyncio.Task[None] | None = None
         self.closing = False
         self.revivable = False
+        self.ending = False
         self._waiters: list[tuple[str, asyncio.Future[ServedModel]]] = []
         self._views: dict[str, ServedModel] = {}
         self._idle = asyncio.Event()
@@ -220,21 +222,24 @@ class ModelEntry:
         if self.state is not ModelState.DRAINING or self.closing or not self.revivable:
             return False
         self.state = ModelState.READY
+        self.draining = None
         self._idle.set()
         return True
 
-    def fail(self, state: ModelState, reason: str | None, error: OctavoError | None) -> None:
+    def end_load(self) -> None:
+        """End the load under way; once, for what it has begun must be cleaned up undisturbed."""
+        if self.loading is not None and not self.ending:
+            self.ending = True
+            self.loading.cancel()
+
+    def fail(self, reason: str) -> None:
         """The load has come to nothing.
 
         Args:
-            state: from now on.
             reason: for people who run the server.
-            error: for requests that wait.
         """
         self.failed_at = time.monotonic()
-        self.take_down(state, reason)
-        if error is not None:
-            self.refuse_waiters(error)
+        self.take_down(ModelState.FAILED, reason)
 
     def report(self, stage: str, done: int, total: int) -> None:
         """Take an engine's word on its load."""

@@ -197,16 +197,34 @@ class ModelRegistry(Catalog):
             return
         if entry.config is None:
             raise self._unavailable(entry)
-        await asyncio.shield(self._begin_load(entry, leaving))
+        load = self._begin_load(entry, leaving)
+        await asyncio.wait((load,))
+        if load.cancelled():
+            raise ModelUnavailable(f"The model `{entry.id}` was unloaded before it was loaded.")
+        load.result()
 
     def _begin_load(self, entry: ModelEntry, leaving: Collection[str] = ()) -> asyncio.Task[None]:
         if entry.loading is None:
             entry.begin()
-            entry.revivable = False
+            entry.revivable = entry.ending = False
             entry.loading = asyncio.get_running_loop().create_task(self._load(entry, leaving))
-            # Whoever waits sees the error; when nobody does it is in the log.
-            entry.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+            entry.loading.add_done_callback(lambda task: self._load_over(entry, task))
         return entry.loading
+
+    def _load_over(self, entry: ModelEntry, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            # Whoever waits sees the error; when nobody does it is in the log.
+            task.exception()
+        elif entry.loading is task:
+            # It was cancelled before its first step, and could clean up nothing.
+            self._load_ended(entry)
+
+    def _load_ended(self, entry: ModelEntry) -> None:
+        entry.loading = None
+        # Before a drain has ended it is the drain that takes the engine down.
+        if entry.state is ModelState.LOADING:
+            entry.take_down(ModelState.UNLOADED)
+        entry.refuse_waiters(self._unavailable(entry))
 
     async def _load(self, entry: ModelEntry, leaving: Collection[str]) -> None:
         began = time.monotonic()
@@ -227,15 +245,15 @@ class ModelRegistry(Catalog):
         except BaseException as error:
             if engine is not None:
                 await _close(entry, engine)
-            entry.loading = None
             if isinstance(error, asyncio.CancelledError):
-                entry.fail(ModelState.UNLOADED, None, self._unavailable(entry))
+                self._load_ended(entry)
                 raise
+            entry.loading = None
             timed_out = isinstance(error, asyncio.TimeoutError)
             reason = f"it took more than {time.monotonic() - began:.0f} s" if timed_out else str(error)
             fault = None if isinstance(error, OctavoError) or timed_out else error
             logger.error("the model %s could not be loaded: %s", entry.id, reason, exc_info=fault)
-            entry.fail(ModelState.FAILED, reason or type(error).__name__, None)
+            entry.fail(reason or type(error).__name__)
             entry.refuse_waiters(self._unavailable(entry))
             if isinstance(error, OctavoError):
                 raise
@@ -261,7 +279,7 @@ class ModelRegistry(Catalog):
         if remove and users:
             raise InvalidRequest(f"model: {quoted(users)} lead to `{entry.id}`; change them first", "model")
         if entry.loading is not None:
-            entry.loading.cancel()
+            entry.end_load()
             await asyncio.wait((entry.loading,))
         await self._drain(entry, timeout)
         if entry.state is ModelState.FAILED:
@@ -338,6 +356,7 @@ class ModelRegistry(Catalog):
             entry.revivable = revivable
             seconds = self._settings.model_drain_timeout if timeout is None else timeout
             entry.draining = asyncio.get_running_loop().create_task(self._finish_drain(entry, seconds))
+            entry.draining.add_done_callback(lambda task: task.cancelled() or task.exception())
         return entry.draining
 
     async def _drain(self, entry: ModelEntry, timeout: float | None) -> None:
@@ -347,18 +366,18 @@ class ModelRegistry(Catalog):
             await asyncio.shield(drain)
 
     async def _finish_drain(self, entry: ModelEntry, timeout: float) -> None:
-        try:
-            await entry.drained(timeout)
-            if entry.state is not ModelState.DRAINING:
-                return
-            entry.closing = True
-            if entry.leases:
-                logger.warning("%d requests of %s are ended: it is unloaded", entry.leases, entry.id)
-            assert entry.engine is not None
-            await _close(entry, entry.engine)
-            entry.take_down(ModelState.UNLOADED)
-        finally:
-            entry.draining = None
+        own = asyncio.current_task()
+        await entry.drained(timeout)
+        if entry.draining is not own:
+            # It was revived, and perhaps drains again by now: that is for another to finish.
+            return
+        assert entry.engine is not None
+        entry.closing = True
+        if entry.leases:
+            logger.warning("%d requests of %s are ended: it is unloaded", entry.leases, entry.id)
+        await _close(entry, entry.engine)
+        entry.draining = None
+        entry.take_down(ModelState.UNLOADED)
 
     # -------------------------------------------------------- idle models and room for others
 
@@ -433,8 +452,8 @@ class ModelRegistry(Catalog):
         for timer in self._timers.values():
             timer.cancel()
         tasks = [entry.loading for entry in self._entries.values() if entry.loading is not None]
-        for task in tasks:
-            task.cancel()
+        for entry in self._entries.values():
+            entry.end_load()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(self._drain(entry, 0.0) for entry in self.loaded))
 
