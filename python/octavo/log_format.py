@@ -39,7 +39,7 @@ _CHILD = "OCTAVO_LOG"
 _MAX_MESSAGE = 8192
 _MAX_EXCEPTION = 32768
 _MAX_QUEUED_LINES = 8192
-_BATCH_LINES = 256
+_BATCH_LINES = 4096
 _FLUSH_S = 2.0
 _GATHER_S = 0.01
 # What moves a cursor, ends a line or turns the direction of writing. JSON escapes the first 32 by itself.
