@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import select
 import sys
 import threading
 import time
@@ -217,18 +218,29 @@ class LineHandler(logging.Handler):
             with contextlib.suppress(Empty):
                 while len(items) < _BATCH_LINES:
                     items.append(self._lines.get_nowait())
-            lines = "".join(f"{item}\n" for item in items if isinstance(item, str))
-            data = memoryview(lines.encode("utf-8", "backslashreplace"))
-            while data:
-                try:
-                    data = data[os.write(self._descriptor, data) :]
-                except BlockingIOError:
-                    time.sleep(0.01)
-                except OSError:
-                    break
+            whole = bytearray()
+            for item in items:
+                if isinstance(item, str):
+                    line = f"{item}\n".encode("utf-8", "backslashreplace")
+                    if len(whole) + len(line) > select.PIPE_BUF:
+                        self._write_whole(whole)
+                        whole = bytearray()
+                    whole += line
+            self._write_whole(whole)
             for item in items:
                 if isinstance(item, threading.Event):
                     item.set()
+
+    def _write_whole(self, data: bytearray) -> None:
+        # Other processes write to the same pipe: up to PIPE_BUF bytes none can come between.
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:
+                return
 
 
 def _resolve(format: str, level: str) -> str:

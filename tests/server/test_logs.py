@@ -372,3 +372,22 @@ def test_a_server_of_the_command_line_logs_json_alone(tmp_path: Path) -> None:
     (line,) = [line for line in lines if line["logger"] == "octavo.access" and line["level"] == "info"]
     assert (line["completion_tokens"], line["finish_reason"], line["model"]) == (20, "length", "any")
     assert 0 < line["ttft_ms"] <= line["e2e_ms"]
+
+
+def test_lines_of_several_processes_do_not_mix() -> None:
+    reading, writing = os.pipe()
+    code = (
+        "import logging, sys\n"
+        "from octavo.log_format import configure\n"
+        "configure('json', 'info')\n"
+        "for number in range(3000):\n"
+        "    logging.getLogger('x').info('%s %d %s', sys.argv[1], number, 'x' * (number % 300))\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, name], stderr=writing) for name in ("a", "b", "c")]
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        lines = [json.loads(line)["msg"].split() for line in pipe]
+    for writer in writers:
+        assert writer.wait(20) == 0
+    for name in ("a", "b", "c"):
+        assert [int(line[1]) for line in lines if line[0] == name] == list(range(3000))
