@@ -82,8 +82,8 @@ def serving(model: str, *options: str) -> Iterator[Serving]:
             process.stdout.close()
 
 
-def read_to_the_end(server: Serving, began: threading.Semaphore, lines: list[str]) -> None:
-    ask = server.ask(stream=True, max_tokens=5000)
+def read_to_the_end(server: Serving, began: threading.Semaphore, lines: list[str], max_tokens: int = 5000) -> None:
+    ask = server.ask(stream=True, max_tokens=max_tokens)
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=ask, timeout=30) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
@@ -126,6 +126,33 @@ def test_streams_end_with_an_error_and_done_and_the_server_serves_again(number: 
         assert answer.json()["usage"]["completion_tokens"] == 8
         assert server.metric("octavo_engine_restarts_total") == 1
         assert server.metric("octavo_kv_cache_blocks_used") == 0
+
+
+def test_a_signal_to_the_whole_group_lets_answers_finish() -> None:
+    command = [sys.executable, "-m", "octavo", "serve", "fake?step_ms=5", "--load-format", "fake", "--port", "0"]
+    command += ["--served-model-name", "fake", "--drain-delay", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    try:
+        line = next(line for line in process.stdout if line.startswith("Serving"))
+        server = Serving(line.split(" at ")[1].split()[0], process.pid)
+        began = threading.Semaphore(0)
+        lines: list[str] = []
+        ask = {"max_tokens": 300}
+        thread = threading.Thread(target=read_to_the_end, args=(server, began, lines), kwargs=ask)
+        thread.start()
+        assert began.acquire(timeout=10)
+        os.killpg(process.pid, signal.SIGTERM)
+        thread.join(20)
+        assert lines[-1] == "data: [DONE]"
+        assert not [line for line in lines if '"error"' in line]
+        assert len(lines) > 250
+        assert process.wait(20) == 0
+        server.client.close()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def test_an_engine_that_keeps_failing_is_given_up_and_livez_says_so() -> None:

@@ -98,8 +98,14 @@ class WorkerProcess:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             # Standard output belongs to the program; what the worker prints goes to standard error.
+            # In a session of its own: signals to this process's group (`timeout`, Ctrl-Z, `kill %1`) are for this
+            # process, which may have answers to finish.
             self._process = subprocess.Popen(  # noqa: S603
-                command + arguments, pass_fds=tuple(descriptors.values()), stdin=subprocess.DEVNULL, stdout=2
+                command + arguments,
+                pass_fds=tuple(descriptors.values()),
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                start_new_session=True,
             )
         except OSError as error:
             self._error = error
