@@ -62,6 +62,8 @@ def serving(count: int, *options: str, model: str = "fake") -> Iterator[Serving]
     try:
         line = next(line for line in process.stdout if line.startswith("Serving"))
         server = Serving(line.split(" at ")[1].split()[0], process)
+        # From now on nobody is refused: whoever comes to a process that starts yet waits for it.
+        assert {server.ask().status_code for _ in range(8)} == {200}
         server.wait_all_ready(count)
         yield server
         if process.poll() is not None:

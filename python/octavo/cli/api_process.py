@@ -129,6 +129,8 @@ async def _run(listener: socket.socket, talk_socket: socket.socket, asks: socket
         set_aside()
 
     try:
+        # Connections wait in the listener's queue meanwhile; the first process answers those that come to it.
+        await state.registry.start()
         await serve(
             listener,
             grace=options.shutdown_timeout,
