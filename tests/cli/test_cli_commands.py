@@ -267,6 +267,7 @@ def test_vllms_way_of_naming_the_model(command: list[str]) -> None:
         "serve", "--port", "1", "--seed", "2", "--", "m",
     ]  # fmt: skip
     assert serve_arguments(["--model=m"]) == ["serve", "--", "m"]
+    assert serve_arguments(["a", "--model", "b@v1=m", "--model=c"]) == ["serve", "a", "--", "b@v1=m", "c"]
     done = subprocess.run(
         [sys.executable, "-m", *command, "--model", "/no/such", "--port", "0"],
         capture_output=True,
