@@ -25,7 +25,18 @@ from typing import Any
 from load import load
 
 API = Path(__file__).with_name("api.py")
-SERVE_OPTIONS = ("--load-format", "fake", "--port", "0", "--drain-delay", "0", "--max-num-batched-tokens", "8192")
+SERVE_OPTIONS = (
+    "--load-format",
+    "fake",
+    "--served-model-name",
+    "fake",
+    "--port",
+    "0",
+    "--drain-delay",
+    "0",
+    "--max-num-batched-tokens",
+    "8192",
+)
 _PORT = re.compile(r"^(?:Serving .* at http://127\.0\.0\.1:)?(\d+)\b")
 _MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
 
@@ -34,7 +45,8 @@ _MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer 
 def api(options: argparse.Namespace, steps_per_s: float) -> Iterator[tuple[int, int]]:
     """An API process on one core: (its port, its process id)."""
     if options.serve:
-        command = [sys.executable, "-m", "octavo", "serve", "fake", *SERVE_OPTIONS]
+        model = f"fake?step_ms={1000 / steps_per_s}" if steps_per_s else "fake"
+        command = [sys.executable, "-m", "octavo", "serve", model, *SERVE_OPTIONS]
     else:
         command = [sys.executable, str(API), "--steps-per-s", str(steps_per_s), "--tokenizer", options.tokenizer]
         if options.profile:
@@ -89,16 +101,14 @@ def main() -> None:
     parser.add_argument("--what", nargs="*", default=["stream", "short"], choices=["stream", "short"])
     parser.add_argument("--streams", type=int, default=256, help="streams at once")
     parser.add_argument("--tokens", type=int, default=512, help="of a streamed answer, a chunk each")
-    parser.add_argument("--pace", type=float, nargs="*", default=[0.0, 12500.0],
-                        help="chunks/s that the engine gives; 0: as many as are taken")  # fmt: skip
+    parser.add_argument("--pace", type=float, nargs="*", default=[12500.0, 25000.0, 60000.0, 0.0],
+                        help="tokens/s that the engine gives; 0: as many as are taken, which come merged")  # fmt: skip
     parser.add_argument("--clients", type=int, default=32, help="of short answers, at once")
     parser.add_argument("--short-tokens", type=int, default=8, help="of a short answer")
     parser.add_argument("--warm", type=float, default=1.5)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--tokenizer", default="demo")
-    parser.add_argument(
-        "--serve", action="store_true", help="`octavo serve --load-format fake` instead: no stamps, no pace"
-    )
+    parser.add_argument("--serve", action="store_true", help="`octavo serve --load-format fake` instead: no stamps")
     parser.add_argument("--processes", type=int, default=1, help="API processes at once, a core each where there are")
     parser.add_argument("--core", type=int, default=0, help="of the API process; -1: any")
     parser.add_argument("--profile", help="a file for a profile of the API process")
@@ -110,7 +120,7 @@ def main() -> None:
         os.sched_setaffinity(0, set(cores) - {options.core})
     results = []
     for what in options.what:
-        for pace in options.pace if what == "stream" and not options.serve else [0.0]:
+        for pace in options.pace if what == "stream" else [0.0]:
             results += several(options, what, pace) if options.processes > 1 else [measure(options, what, pace)]
     if options.json:
         machine = {"platform": platform.platform(), "python": platform.python_version(), "cores": len(cores)}

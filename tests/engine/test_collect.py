@@ -146,6 +146,22 @@ def test_a_sink_gets_text_until_it_refuses_or_an_answer_ends() -> None:
     assert one.take() == [OutputDelta(index=1, text="noyes", token_ids=[5, 6])]
 
 
+def test_steps_that_waited_are_merged_past_the_sink() -> None:
+    one, taken = state(), list[bytes]()
+
+    def sink(index: int, text: bytes) -> bool:
+        taken.append(text)
+        return True
+
+    one.sink = sink
+    for token, text in ((1, "a"), (2, "b")):
+        assert apply(step({"token": token, "text": text}), {1: one}, push=False) == [(1, one)]
+    # Nor may the next step overtake them.
+    apply(step({"token": 3, "text": "c"}), {1: one})
+    assert taken == []
+    assert one.take() == [OutputDelta(text="abc", token_ids=[1, 2, 3])]
+
+
 def test_a_sink_that_raises_costs_no_other_request(caplog: pytest.LogCaptureFixture) -> None:
     first, second, taken = state(), state(), list[bytes]()
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -346,3 +347,25 @@ def test_an_engine_that_dies_ends_streams_with_an_error_after_all_that_came(push
 
     uvloop.run(asyncio.wait_for(main(), 60))
     assert pushes[0] > 500
+
+
+def test_a_loop_that_was_held_up_catches_up_with_merged_pieces(pushes: list[int]) -> None:
+    async def main() -> None:
+        async with served("fake?step_ms=1") as (port, _, _):
+            body = {"messages": MESSAGES, "max_tokens": 1200, "temperature": 0, "ignore_eos": True}
+
+            async def hold_up() -> None:
+                for _ in range(3):
+                    await asyncio.sleep(0.1)
+                    time.sleep(0.2)
+
+            held_up = asyncio.ensure_future(hold_up())
+            parts = await events(port, "/v1/chat/completions", body)
+            await held_up
+            expected = (await whole(port, "/v1/chat/completions", body))["choices"][0]["message"]["content"]
+            assert texts(parts, 1) == [expected]
+            assert parts[-1]["usage"]["completion_tokens"] == 1200
+            assert len(parts) < 1000
+
+    uvloop.run(asyncio.wait_for(main(), 60))
+    assert pushes[0] > 100

@@ -421,7 +421,7 @@ class AsyncEngine:
 
     def _receive(self, message: Any) -> None:
         if isinstance(message, StepOutputs):
-            for number, stream in apply(message, self._streams):
+            for number, stream in apply(message, self._streams, push=not self._client.behind):
                 if stream.num_unfinished == 0:
                     self._forget(number, stream)
                     stream.ready.set()

@@ -15,6 +15,9 @@ from octavo.engine.protocol import FrameReader, FromClient, FromWorker, Protocol
 __all__ = ["EngineClient"]
 
 _LOG = logging.getLogger(__name__)
+# So much at once means that this process does not keep up, or did not for a while.
+_BEHIND_MESSAGES = 8
+_BEHIND_BYTES = 1 << 16
 _EPITAPH_WAIT_S = 0.5
 _CLOSE_WAIT_S = 5.0
 
@@ -26,6 +29,10 @@ class EngineClient(asyncio.Protocol):
         on_message: called with every message of the worker.
         on_dead: called once, with the reason, when the worker is of no use any more: it ended, closed its end, or sent
             what is no message.
+
+    Attributes:
+        dead: whether `on_dead` was called.
+        behind: whether the messages being handed on are many steps that waited for this process.
     """
 
     def __init__(self, on_message: Callable[[Any], None], on_dead: Callable[[str], None]) -> None:
@@ -40,6 +47,7 @@ class EngineClient(asyncio.Protocol):
         self._ended = asyncio.Event()
         self._fault: str | None = None
         self.dead = False
+        self.behind = False
 
     async def start(self, command: Sequence[str] = WORKER_COMMAND) -> None:
         """Start the worker and connect to it.
@@ -142,7 +150,10 @@ class EngineClient(asyncio.Protocol):
         if self.dead or self._fault is not None:
             return
         try:
-            for message in self._reader.feed(data):
+            messages = self._reader.feed(data)
+            count = len(messages)
+            self.behind = count > _BEHIND_MESSAGES or (count > 2 and len(data) > _BEHIND_BYTES)
+            for message in messages:
                 self._on_message(message)
         except ProtocolError as error:
             self._fault = f"the engine process sent what is no message: {error}"

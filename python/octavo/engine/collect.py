@@ -127,8 +127,13 @@ class RequestState:
         )
 
 
-def apply(outputs: StepOutputs, states: Mapping[int, _State]) -> list[tuple[int, _State]]:
+def apply(outputs: StepOutputs, states: Mapping[int, _State], *, push: bool = True) -> list[tuple[int, _State]]:
     """Hand a step's events to the requests they belong to; those of unknown (aborted) requests are dropped.
+
+    Args:
+        outputs: of a step.
+        states: the requests by id.
+        push: give sinks what is theirs. Where many steps wait, to gather their tokens and send them as one costs less.
 
     Returns:
         (id, state) of the requests in which something gathered, each once.
@@ -150,7 +155,7 @@ def apply(outputs: StepOutputs, states: Mapping[int, _State]) -> list[tuple[int,
         state = states.get(request_id)
         if state is not None:
             sink = state.sink
-            if sink is None or finish or not _taken(sink, sample, text[begin:end]):
+            if sink is None or finish or not push or not _taken(sink, sample, text[begin:end]):
                 answer = state.answer(sample)
                 answer.token_ids.append(token_id)
                 if end > begin:
