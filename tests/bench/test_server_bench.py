@@ -32,7 +32,7 @@ def test_a_paced_engine_streams_a_chunk_a_token() -> None:
 
 
 def test_serve_itself() -> None:
-    stream, short = run("--serve", "--streams", "16", "--tokens", "64", "--clients", "4")
+    stream, short = run("--serve", "--streams", "16", "--tokens", "64", "--pace", "800", "--clients", "4")
     assert stream["chunks_per_s"] > 300
     assert stream["chunks_per_api_cpu_s"] > 1000
     assert short["answers_per_s"] > 20
