@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -277,6 +278,9 @@ def test_output_is_bounded(monkeypatch):
         "{% set r = range(99999)|list %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
         "{% macro m() %}{% for a in range(99999) %}{% endfor %}{% endmacro %}"
         "{% for a in range(99999) %}{{ m() }}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+        "{% macro m(n) %}{% if n %}{% call k(n) %}{% endcall %}{% call k(n) %}{% endcall %}{% endif %}{% endmacro %}"
+        "{% macro k(n) %}{{ caller() }}{{ m(n - 1) }}{% endmacro %}{{ m(40) }}",
     ],
 )
 def test_time_is_bounded(monkeypatch, source):
@@ -302,6 +306,55 @@ def test_what_doubles_is_stopped_early(grow):
     with pytest.raises(InvalidRequest, match="too much"):
         ChatTemplate(source, {}).render([{"role": "user", "content": "Hi"}])
     assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x'.center(999999999) }}",
+        "{{ 'x'.ljust(width) }}",
+        "{{ '5'.zfill(999999999) }}",
+        "{{ 'x'|center(999999999) }}",
+        "{{ 'x\ny'|indent(999999999) }}",
+        "{{ 'x'|indent(width=999999999) }}",
+        "{{ '\t'.expandtabs(999999999) }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%*d' % (999999999, 1) }}",
+        "{{ '%999999999d'|format(1) }}",
+        "{{ '%.999999999f'|format(1) }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ '{:{w}}'.format(1, w='999999999') }}",
+        "{{ '{x:{w}}'.format_map({'x': 1, 'w': '999999999'}) }}",
+        "{{ ('x' * 100000).replace('x', 'y' * 100000) }}",
+        "{{ ('x' * 100000)|replace('x', 'y' * 100000) }}",
+        "{{ ('x' * 100000)|replace('', 'y' * 100000) }}",
+        "{{ ('y' * 100000).join('x' * 100000) }}",
+        "{{ ('x' * 100000)|join('y' * 100000) }}",
+        "{{ [1]|batch(999999999, 'x') }}",
+    ],
+)
+def test_what_pads_or_repeats_is_stopped_before_it_does(source):
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="too much"):
+            ChatTemplate(source, {}).render([USER], width=999999999)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_padding_of_ordinary_size():
+    source = (
+        "{{ 'x'.center(5) }}|{{ 'a-b'.replace('-', '+') }}|{{ ', '.join(['a', 'b']) }}|{{ ['a', 'b']|join('; ') }}|"
+        "{{ '%s: %5.2f %%' % ('a', 1) }}|{{ '%s**%s**'|format('a', 'b') }}|{{ '{:>4}'.format(7) }}|"
+        "{{ '{0}-{k}'.format(1, k=2) }}|{{ 'a\nb'|indent(2) }}|{{ 7 % 3 }}|{{ [1, 2, 3]|batch(2)|list }}|"
+        "{{ {'a': 1}|tojson(indent=1) }}|{{ ['a', 'b']|map('replace', 'a', 'c')|join }}"
+    )
+    written = ChatTemplate(source, {}).render([USER]).split("|")
+    assert written == [
+        "  x  ", "a+b", "a, b", "a; b", "a:  1.00 %", "a**b**", "   7", "1-2", "a\n  b", "1", "[[1, 2], [3]]",
+        '{\n "a": 1\n}', "cb",
+    ]  # fmt: skip
 
 
 def test_sums_and_joins_of_ordinary_size():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from jinja2 import nodes
 from octavo.errors import InvalidRequest, UnsupportedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from jinja2.parser import Parser
 
@@ -35,6 +36,11 @@ _OUTPUT_LIMIT = 64 << 20
 
 _INTEGER_BITS = 4096
 _SIZED = (str, list, tuple)
+
+_WIDTH_LIMIT = 1 << 20
+_WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(?:\*|[0-9]{7})")
+_WIDE_BRACES = re.compile(r":[^{}]*(?:\{|[0-9]{7})")
+"""Widths that texts are padded to, at most; formats that name more, or take it from an argument."""
 
 _SECONDS_LIMIT = 10.0
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -180,6 +186,8 @@ def _environment() -> _Sandbox:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
     del environment.globals["lipsum"]  # as much text as it is asked for
     environment.filters["tojson"] = _to_json
+    for name in ("batch", "center", "format", "indent", "join", "replace", "slice", "tojson", "truncate", "wordwrap"):
+        environment.filters[name] = _bounded_filter(name, environment.filters[name])
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -188,7 +196,7 @@ def _environment() -> _Sandbox:
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The sandbox, with ways to run or repeat without end closed."""
 
-    intercepted_binops = frozenset(("+", "*", "**"))
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -211,15 +219,17 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
     def check_time(self) -> None:
-        """Called by every turn of every loop."""
+        """Called by every turn of every loop and by every call of a macro."""
         if time.monotonic() > self._render.deadline:
             raise jinja2.exceptions.SecurityError("it runs too long")
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        for loop in tree.find_all(nodes.For):
+        # Macros too: two that call each other twice run longer than any loop.
+        blocks: Iterable[Any] = tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))
+        for block in blocks:
             check = nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None)
-            loop.body.insert(0, nodes.ExprStmt(check).set_lineno(loop.lineno))
+            block.body.insert(0, nodes.ExprStmt(check).set_lineno(block.lineno))
         bounded: nodes.Template = _BoundedConcat().visit(tree)
         return bounded
 
@@ -230,6 +240,9 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if operator == "+":
             if isinstance(left, _SIZED) and isinstance(right, _SIZED):
                 _check_length(len(left) + len(right))
+        elif operator == "%":
+            if isinstance(left, str) and _WIDE_PERCENT.search(left):
+                raise jinja2.exceptions.SecurityError("it pads too much")
         elif isinstance(left, int) and isinstance(right, int):
             if left.bit_length() + right.bit_length() > _INTEGER_BITS:
                 raise jinja2.exceptions.SecurityError("it multiplies too much")
@@ -238,6 +251,20 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 if isinstance(sequence, _SIZED) and isinstance(count, int):
                     _check_length(len(sequence) * count)
         return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Refuse calls that pad or repeat to a size no template needs, such as a text's `center` and `replace`."""
+        text = getattr(function, "__self__", None)
+        if isinstance(text, str):
+            _check_text_call(getattr(function, "__name__", ""), text, args, kwargs)
+        return super().call(context, function, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """As the sandbox's, without widths that no template needs."""
+        text = getattr(value, "__self__", None)
+        if isinstance(text, str) and getattr(value, "__name__", "") in ("format", "format_map"):
+            _check_format(text)
+        return super().wrap_str_format(value)
 
     def concatenate(self, *parts: Any) -> str:
         """What `~` does."""
@@ -258,6 +285,44 @@ class _BoundedConcat(jinja2.visitor.NodeTransformer):
 def _check_length(length: int) -> None:
     if length > _OUTPUT_LIMIT:
         raise jinja2.exceptions.SecurityError("it repeats too much")
+
+
+def _check_text_call(name: str, text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a text's method, or the filter of that name, whose result would be too long."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, int) and abs(value) > _WIDTH_LIMIT:
+            raise jinja2.exceptions.SecurityError("it pads too much")
+    if name == "replace" and len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
+        _check_length(len(text) + text.count(args[0]) * len(args[1]))
+    elif name == "join" and args and isinstance(args[0], _SIZED):
+        _check_length(len(text) * len(args[0]))
+    elif name == "expandtabs":
+        _check_length(len(text) + text.count("\t") * int(args[0] if args else 8))
+
+
+def _check_format(text: str) -> None:
+    if _WIDE_BRACES.search(text):
+        raise jinja2.exceptions.SecurityError("it pads too much")
+
+
+def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that refuses what it would make too long."""
+
+    @functools.wraps(function)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        # The value comes after what jinja passes of its own.
+        rest = args[1:] if hasattr(function, "jinja_pass_arg") else args
+        if rest:
+            text = rest[0] if isinstance(rest[0], str) else ""
+            if name == "join" and len(rest) > 1 and isinstance(rest[1], str) and isinstance(rest[0], _SIZED):
+                _check_length(len(rest[0]) * len(rest[1]))
+            else:
+                _check_text_call(name, text, rest[1:], kwargs)
+            if name == "format" and _WIDE_PERCENT.search(text):
+                raise jinja2.exceptions.SecurityError("it pads too much")
+        return function(*args, **kwargs)
+
+    return bounded
 
 
 def _to_json(
