@@ -182,6 +182,16 @@ def test_the_end_lets_answers_of_every_process_finish() -> None:
         assert server.process.wait(20) == 0
 
 
+def test_no_process_outlives_the_first() -> None:
+    with serving(2) as server:
+        others = psutil.Process(server.process.pid).children(recursive=True)
+        assert len(others) == 2
+        server.process.kill()
+        server.process.wait()
+        _, alive = psutil.wait_procs(others, timeout=5)
+        assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
 def test_what_several_processes_cannot_do_is_refused() -> None:
     command = [sys.executable, "-m", "octavo", "serve", "fake", "--load-format", "fake", "--api-processes", "2"]
     result = subprocess.run([*command, "--admin-port", "0"], capture_output=True, text=True, timeout=30)
