@@ -252,7 +252,9 @@ class ModelRegistry(Catalog):
             timed_out = isinstance(error, asyncio.TimeoutError)
             reason = f"it took more than {time.monotonic() - began:.0f} s" if timed_out else str(error)
             fault = None if isinstance(error, OctavoError) or timed_out else error
-            logger.error("the model %s could not be loaded: %s", entry.id, reason, exc_info=fault)
+            # A load of the start ends the server, and whoever started it says why.
+            if self.started or fault is not None:
+                logger.error("the model %s could not be loaded: %s", entry.id, reason, exc_info=fault)
             entry.fail(reason or type(error).__name__)
             entry.refuse_waiters(self._unavailable(entry))
             if isinstance(error, OctavoError):
