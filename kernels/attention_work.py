@@ -232,7 +232,7 @@ def plan_attention(
             work.queries,
             grouped,
             mixed,
-            decode.hopper_stages > 0 and rows > _SORTED_ROWS,
+            decode.hopper_stages > 0,
         ),
         num_warps=4,
         enable_fp_fusion=False,

@@ -12,8 +12,7 @@ import triton
 from attention_steps import make_step
 from octavo.kernels import attention_decode, attention_prefill, linear
 from octavo.kernels.attention import AttentionShape
-from octavo.kernels.attention_decode import decode_attention
-from octavo.kernels.attention_decode_tables import DecodeConfig
+from octavo.kernels.attention_decode import decode_attention, serves_on_hopper
 from octavo.kernels.attention_prefill import prefill_attention
 from octavo.kernels.attention_prefill_tables import PrefillConfig
 from octavo.kernels.gluon_support import GLUON_KERNELS, gluon_serves
@@ -102,13 +101,13 @@ def test_prompts_fall_back(device: torch.device, monkeypatch: pytest.MonkeyPatch
 
 def test_decode_rows_fall_back(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_decode, "gluon_serves", lambda: False)
+    monkeypatch.setattr(attention_decode, "device_limits", lambda _: (90, 2))
     monkeypatch.setitem(sys.modules, "octavo.kernels.attention_decode_hopper", None)
     step = make_step(AttentionShape(2, 1, 64, 16, 0.125), [(40, 1)], torch.float16, device)
-    work = step.work()
-    work.capability = 90
+    on_hopper = serves_on_hopper(device, torch.float16, step.shape)
+    assert not on_hopper
+    work = step.work(on_hopper=on_hopper)
     step.plan(work)
     out = torch.zeros(len(step.qkv), 128, dtype=torch.float16, device=device)
-    config = DecodeConfig(4, 2, 1, hopper_stages=3)
-    options = {"tokens": 1, "grouped": False, "config": config}
-    decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, **options)
+    decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, tokens=1, grouped=False)
     assert (out.cpu().double() - step.expected()).abs().max() < 3e-3
