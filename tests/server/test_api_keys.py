@@ -17,7 +17,7 @@ import pytest
 from octavo.errors import ConfigError
 from octavo.server import auth
 from octavo.server.app import create_app
-from octavo.server.auth import KeyRing, parse_keys
+from octavo.server.auth import ApiKey, KeyRing, parse_keys
 from octavo.server.state import ServerState
 from server_harness import Running
 from starlette.routing import Mount, Route
@@ -286,6 +286,25 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_a_file_that_could_not_be_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was replaced and only then made readable has not changed since."""
+    file = written(tmp_path / "keys", f"alice {ALICE}\n")
+    ring = KeyRing(file)
+    written(file, f"bob {BOB}\n")
+    with monkeypatch.context() as patch:
+
+        def refuse(_ring: KeyRing) -> list[ApiKey]:
+            raise ConfigError("api_key_file: cannot be read")
+
+        patch.setattr(KeyRing, "_read", refuse)
+        assert not ring.reload()
+        assert ring.find([ALICE.encode()]) is not None
+    assert ring.reload()
+    assert ring.find([ALICE.encode()]) is None
+    assert ring.find([BOB.encode()]) is not None
+    assert not ring.reload()
 
 
 def test_the_file_is_read_again_when_it_changes(

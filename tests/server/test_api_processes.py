@@ -166,7 +166,8 @@ def test_all_processes_outlive_the_engine() -> None:
 
 
 def test_the_end_lets_answers_of_every_process_finish() -> None:
-    with serving(2, model="fake?step_ms=5") as server:
+    # Longer than a process takes to end that has nothing to answer.
+    with serving(2, model="fake?step_ms=12") as server:
         answers: list[httpx.Response] = []
         threads = [threading.Thread(target=lambda: answers.append(server.ask(max_tokens=800))) for _ in range(16)]
         for thread in threads:

@@ -565,6 +565,47 @@ def test_removing() -> None:
     run(work())
 
 
+def test_a_model_that_is_removed_is_unknown_at_once_and_leaves_no_engine() -> None:
+    async def work() -> None:
+        engines = Engines()
+        models = registry(engines, "a", "b")
+        _, release = await models.acquire("a")
+        first = asyncio.ensure_future(models.unload("a"))
+        await asyncio.sleep(0)
+        # Comes while the model drains, and would have it loaded again.
+        waits = asyncio.ensure_future(models.acquire("a"))
+        await asyncio.sleep(0)
+        removal = asyncio.ensure_future(models.unload("a", remove=True))
+        await asyncio.sleep(0)
+        with pytest.raises(ModelNotServed, match="`a` does not exist"):
+            await models.acquire("a")
+        with pytest.raises(ConfigError, match="there is no model `a`"):
+            models.set_alias("x", {"a": 1})
+        assert [entry.id for entry in models.loaded] == ["a"]
+        release()
+        await asyncio.gather(first, removal)
+        with pytest.raises(ModelUnavailable):
+            await waits
+        assert (engines.open, models.loaded, models.names) == ([], [], ["b"])
+
+    run(work())
+
+
+def test_a_swap_to_a_model_that_is_removed_meanwhile_changes_nothing() -> None:
+    async def work() -> None:
+        engines = Engines()
+        models = registry(engines, "a", "b=b?load=0.05")
+        await models.load("a")
+        swap = asyncio.ensure_future(models.swap("a", "b"))
+        await eventually(lambda: engines.loading == 1)
+        await models.unload("b", remove=True)
+        with pytest.raises((InvalidRequest, ModelUnavailable)):
+            await swap
+        assert (await ask(models, "a"), models.aliases, engines.open) == ("a", {}, ["a"])
+
+    run(work())
+
+
 def test_registering_again() -> None:
     async def work() -> None:
         models = registry(Engines(), "a", "b")

@@ -30,7 +30,7 @@ __all__ = ["ApiProcesses", "Ask", "Brief", "Given"]
 
 _LOG = logging.getLogger("octavo.server")
 _FIRST_DELAY_S, _MAX_DELAY_S, _STABLE_S = 0.5, 30.0, 60.0
-_END_WAIT_S = 8.0
+_LAST_WORDS_S = 8.0
 _MAX_ASK_BYTES = 1 << 16
 
 
@@ -109,6 +109,7 @@ class ApiProcesses:
         self._children = [_Child(number, listener) for number, listener in enumerate(listeners, 1)]
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
+        self._asked_to_end = 0.0
 
     def start(self) -> None:
         """Start them all; each again when it ends."""
@@ -117,7 +118,9 @@ class ApiProcesses:
 
     def signal(self, number: signal.Signals) -> None:
         """Pass a signal on; from now on none is started again."""
-        self._ending = True
+        if not self._ending:
+            self._ending = True
+            self._asked_to_end = time.monotonic()
         for child in self._children:
             if child.process is not None and child.process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -127,7 +130,9 @@ class ApiProcesses:
         """End them, by force in the end, and close their listeners."""
         if not self._ending:
             self.signal(signal.SIGTERM)
-        deadline = time.monotonic() + _END_WAIT_S
+        # They let running answers finish as this process does.
+        grace = self._drain_delay + self._plan.options.shutdown_timeout
+        deadline = self._asked_to_end + grace + _LAST_WORDS_S
         for child in self._children:
             if child.process is not None:
                 with contextlib.suppress(asyncio.TimeoutError):

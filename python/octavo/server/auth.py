@@ -187,6 +187,8 @@ class KeyRing:
             self._fixed += _plain_keys((word for word in words if word), "environment", "OCTAVO_API_KEY")
         self._fixed += _plain_keys(arguments, "argument", "api_key")
         self._state: tuple[int, ...] | None = None
+        # That of a file that could not be used.
+        self._refused: tuple[int, ...] | None = None
         self._keys = self._fixed
         if self._file is not None:
             self._state = _state_of(self._file)
@@ -228,12 +230,15 @@ class KeyRing:
         state = _state_of(self._file)
         if state == self._state:
             return False
-        self._state = state
         try:
             self._keys = _checked(self._read(), "API keys")
         except ConfigError as error:
-            logger.error("the API keys stay as they were: %s", error)
+            if state != self._refused:
+                logger.error("the API keys stay as they were: %s", error)
+            # Looked at again each time: what is wrong may be mended without a change of the file.
+            self._refused = state
             return False
+        self._state, self._refused = state, None
         logger.info("%d API keys were read from the key file", len(self._keys))
         return True
 
@@ -276,7 +281,7 @@ def _state_of(file: Path) -> tuple[int, ...] | None:
         status = file.stat()
     except OSError:
         return None
-    return (status.st_mtime_ns, status.st_size, status.st_ino)
+    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
 
 
 def _presented(scope: Scope) -> list[bytes]:

@@ -27,6 +27,8 @@ class Catalog:
 
     def __init__(self) -> None:
         self._entries: dict[str, ModelEntry] = {}
+        # Known to nobody any more, but not down yet.
+        self._removed: list[ModelEntry] = []
         self._aliases: dict[str, Alias] = {}
         self._at_start: list[str] = []
         self.default: str | None = None
@@ -51,7 +53,7 @@ class Catalog:
     @property
     def loaded(self) -> list[ModelEntry]:
         """Models that have an engine."""
-        return [entry for entry in self._entries.values() if entry.engine is not None]
+        return [entry for entry in (*self._entries.values(), *self._removed) if entry.engine is not None]
 
     def aliases_of(self, entry: ModelEntry) -> list[str]:
         """The aliases that lead to a model, whatever the weight."""

@@ -374,6 +374,7 @@ _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 _STEPS = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 _SHOWN_BODY_BYTES = 1 << 16
+_SHOWN = 1000
 
 
 def decode(kind: type[Body], body: bytes) -> Body:
@@ -439,6 +440,11 @@ def _value(given: bytes | Mapping[str, Any], path: str) -> str | None:
 
 
 def _short(value: object) -> str:
+    if isinstance(value, str | bytes):
+        value = value[:_SHOWN]
+    elif isinstance(value, dict | list | tuple) and len(value) > _SHOWN:
+        # Not written out first: it may be megabytes.
+        return f"{type(value).__name__} of {len(value)}"
     shown = ascii(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 

@@ -280,19 +280,35 @@ class ModelRegistry(Catalog):
         users = self.aliases_of(entry)
         if remove and users:
             raise InvalidRequest(f"model: {quoted(users)} lead to `{entry.id}`; change them first", "model")
+        if remove:
+            self._forget(entry)
+        try:
+            await self._end_load(entry)
+            await self._drain(entry, timeout)
+            if remove:
+                # Of a request that came before the model was forgotten and waited for the drain.
+                await self._end_load(entry)
+                await self._drain(entry, 0.0)
+        finally:
+            if entry in self._removed and entry.engine is None:
+                self._removed.remove(entry)
+        if entry.state is ModelState.FAILED:
+            entry.take_down(ModelState.UNLOADED)
+        return entry
+
+    def _forget(self, entry: ModelEntry) -> None:
+        """From now on no request, alias or swap finds the model, though it may run a while yet."""
+        self._entries.pop(entry.id, None)
+        self._removed.append(entry)
+        if entry.id in self._at_start:
+            self._at_start.remove(entry.id)
+        if self.default == entry.id:
+            self.default = next(iter(self.names), None)
+
+    async def _end_load(self, entry: ModelEntry) -> None:
         if entry.loading is not None:
             entry.end_load()
             await asyncio.wait((entry.loading,))
-        await self._drain(entry, timeout)
-        if entry.state is ModelState.FAILED:
-            entry.take_down(ModelState.UNLOADED)
-        if remove and entry.state is ModelState.UNLOADED:
-            self._entries.pop(entry.id, None)
-            if entry.id in self._at_start:
-                self._at_start.remove(entry.id)
-            if self.default == entry.id:
-                self.default = next(iter(self.names), None)
-        return entry
 
     async def swap(
         self,
@@ -338,12 +354,15 @@ class ModelRegistry(Catalog):
             entry = self._entries[to] if config is None else self.register(to, config, **options)
             leaving = [id for id in before if id not in after]
             await self._ensure(entry, leaving)
+            if self._entries.get(to) is not entry:
+                raise InvalidRequest(f"to: the model `{to[:80]}` was removed while the swap waited for it", "to")
             if after == {name: 1.0}:
                 self._aliases.pop(name, None)
             else:
                 self._aliases[name] = Alias(name, after)
             used = {id for alias in self._aliases.values() for id in alias.weights}
-            drains = [self._begin_drain(self._entries[id], None, revivable=True) for id in leaving if id not in used]
+            gone = [self._entries[id] for id in leaving if id not in used and id in self._entries]
+            drains = [self._begin_drain(old, None, revivable=True) for old in gone]
         if wait:
             await asyncio.gather(*(asyncio.shield(drain) for drain in drains if drain is not None))
         return entry
@@ -453,8 +472,9 @@ class ModelRegistry(Catalog):
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
-        tasks = [entry.loading for entry in self._entries.values() if entry.loading is not None]
-        for entry in self._entries.values():
+        entries = [*self._entries.values(), *self._removed]
+        tasks = [entry.loading for entry in entries if entry.loading is not None]
+        for entry in entries:
             entry.end_load()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(self._drain(entry, 0.0) for entry in self.loaded))
