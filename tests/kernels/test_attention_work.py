@@ -182,6 +182,17 @@ def test_many_rows_on_hopper_are_items_whole_but_for_the_last(device: torch.devi
         check(rows, len(rows), [([0, 59], 0)], work)
 
 
+@pytest.mark.parametrize("count", [1, 20, 32, 33])
+def test_few_rows_on_hopper_are_items_by_chunk(device: torch.device, count: int) -> None:
+    choose = random.Random(count)
+    rows = [(row, choose.randint(1, 2900), 1) for row in range(count)]
+    work = AttentionWork(48, 3000, 64, shape(), 0, device, on_hopper=True)
+    work.processors = 2
+    plan(rows, count, [], work, device)
+    check(rows, count, [], work)
+    assert (work.totals[0] < sum(-(-length // CHUNK) for _, length, _ in rows)).item() is (count > 32)
+
+
 def test_last_chunks_come_first_where_programs_have_no_gap_for_them(device: torch.device) -> None:
     """Two heads share an item: full chunks that come out even, then ones that leave most programs idle at the end."""
     work = AttentionWork(2, 6000, 64, shape(), 0, device)
