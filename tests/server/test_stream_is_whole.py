@@ -6,6 +6,7 @@ The engine is a process with the real core; its model says its prompt again (`ec
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -53,24 +54,24 @@ def ids(text: str | bytes) -> list[int]:
 
 
 def naive(body: dict[str, Any], answer: int) -> tuple[str, str, str | None]:
-    """(text, finish reason, stop text) of an answer, by decoding everything again for every token."""
+    """(text, finish reason, stop text) of an answer: its text as Python decodes it, searched anew for every token."""
     prompt = body["prompt"]
     stops = body.get("stop") or []
     limit = min(body["max_tokens"], MAX_MODEL_LEN - len(prompt))
-    raw = b""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = ""
     for count in range(limit):
         token = prompt[(count + answer * SHIFT) % len(prompt)]
         if token == END and not body.get("ignore_eos"):
-            return raw.decode("utf-8", "replace"), "stop", None
+            return text + decoder.decode(b"", True), "stop", None
         if token not in SPECIAL_IDS or not body.get("skip_special_tokens", True):
-            raw += TOKENS[token]
-        ends = [(raw.find(stop.encode()) + len(stop.encode()), -len(stop.encode()), stop) for stop in stops]
-        found = sorted(entry for entry, stop in zip(ends, stops, strict=True) if stop.encode() in raw)
+            text += decoder.decode(TOKENS[token])
+        # What ends first, and of several that end at one place the longest.
+        found = sorted((text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text)
         if found:
             end, length, stop = found[0]
-            kept = raw[: end if body.get("include_stop_str_in_output") else end + length]
-            return kept.decode("utf-8", "replace"), "stop", stop
-    return raw.decode("utf-8", "replace"), "length", None
+            return text[: end if body.get("include_stop_str_in_output") else end + length], "stop", stop
+    return text + decoder.decode(b"", True), "length", None
 
 
 def streamed(http: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -131,6 +132,13 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 @example(body={"prompt": ids("👩‍👩‍👧 e\u0301 世界 한국어"), "max_tokens": 60})
 @example(body={"prompt": ids(b"ok \xff\xf0\x9f\x8e end \xe4\xb8"), "max_tokens": 16})
 @example(body={"prompt": ids("aab"), "max_tokens": 9, "stop": ["aab"]})
+@example(
+    body={
+        "prompt": [128, TOKENS.index("\N{REPLACEMENT CHARACTER}".encode())],
+        "max_tokens": 1,
+        "stop": ["\N{REPLACEMENT CHARACTER}"],
+    }
+)
 @example(body={"prompt": ids("xEN"), "max_tokens": 3, "stop": ["END"]})
 @example(body={"prompt": [*ids("one"), SPECIAL_IDS[0], *ids("two"), END], "max_tokens": 20, "stop": ["et"]})
 @example(body={"prompt": ids("世世界"), "max_tokens": 30, "stop": ["界世世界世"], "n": 2})
