@@ -8,8 +8,9 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import openai
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo.engine.outputs import OutputDelta
-from octavo.errors import ConfigError
+from octavo.errors import CapacityExceeded, ConfigError
 from octavo.server.auth import KeyRing
 from octavo.server.metrics import Metrics, RequestRecord
 from octavo.server.series import MAX_HISTOGRAMS, MAX_SERIES, Family
@@ -264,6 +265,34 @@ def test_ends_of_requests_by_reason(start: Callable[..., Running]) -> None:
     assert exposed["octavo_request_errors"].samples[0].labels == {"code": "internal_error"}
     assert exposed["octavo_client_disconnects"].samples[0].value == 1
     assert exposed["octavo_requests_aborted"].samples[0].value == 2
+
+
+def test_a_refused_request_has_no_end(start: Callable[..., Running]) -> None:
+    server = start(FakeEngine(delay=0.3), max_stops=1, max_engine_requests=1, request_timeout=0.2)
+    with server.client() as client:
+        for fields in ({"prompt": [72], "stop": ["a", "b"]}, {"prompt": [72] * 300}, {"prompt": [72], "n": 0}):
+            with pytest.raises(openai.BadRequestError):
+                client.completions.create(model="fake", **fields)
+        # Refused by the engine, not by the server.
+        server.engine.stream = refusing_stream  # type: ignore[method-assign]
+        with pytest.raises(openai.BadRequestError, match="does not fit"):
+            client.completions.create(model="fake", prompt=[72])
+        del server.engine.stream
+        with pytest.raises(openai.InternalServerError) as late:
+            client.completions.create(model="fake", prompt=[72])
+        assert late.value.code == "queue_timeout"
+    exposed = families(server)
+    assert not any(sample.value for sample in exposed["vllm:request_success"].samples)
+    assert not any(sample.value for sample in exposed["octavo_requests_aborted"].samples)
+    errors = {sample.labels["code"]: sample.value for sample in exposed["octavo_request_errors"].samples}
+    assert errors == {"invalid_value": 3, "context_length_exceeded": 1, "queue_timeout": 1}
+    codes = Counter({sample.labels["code"]: sample.value for sample in exposed["octavo_http_requests"].samples})
+    assert (codes["400"], codes["503"]) == (4, 1)
+
+
+async def refusing_stream(*_: Any, **__: Any) -> AsyncIterator[OutputDelta]:
+    raise CapacityExceeded("prompt: does not fit", "prompt")
+    yield
 
 
 def test_what_an_engine_adds_to_its_stats_shows(server: Running) -> None:

@@ -200,6 +200,53 @@ def test_whole_numbers_may_have_a_point(native: ollama.Client, server: Running) 
     assert (params.max_tokens, params.top_k, params.seed, params.stop) == (5, 4, 2, ["q"])
 
 
+@pytest.mark.parametrize(
+    ("options", "penalties"),
+    [
+        # All tokens count: what is asked for, or what no window could change.
+        ({"repeat_penalty": 1.5, "repeat_last_n": -1}, (1.5, 0)),
+        ({"repeat_penalty": 1.5, "repeat_last_n": 256.0}, (1.5, 0)),
+        ({"repeat_last_n": 64}, (1, 0)),
+        ({"repeat_penalty": 1, "repeat_last_n": 64}, (1, 0)),
+        ({"repeat_penalty": 1.5, "presence_penalty": 1, "repeat_last_n": 0}, (1, 0)),
+    ],
+)
+def test_repeat_last_n(
+    native: ollama.Client, server: Running, options: dict[str, Any], penalties: tuple[float, float]
+) -> None:
+    native.chat("fake", USER, options=options | {"num_predict": 1})
+    params = server.engine.params[0]
+    assert (params.repetition_penalty, params.presence_penalty) == penalties
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_signs_of_life_are_blanks_before_a_line(start: Callable[..., Running], path: str) -> None:
+    server = start(FakeEngine(delay=0.12), sse_keep_alive_seconds=0.03)
+    body = {"model": "fake", "messages": USER, "prompt": "Hi", "options": {"num_predict": 2}}
+    done = post(server, path, body)
+    assert done.headers["content-type"] == "application/x-ndjson"
+    lines = done.text.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("  ") for line in lines[:2])
+    assert all(json.loads(line)["model"] == "fake" for line in lines)
+    whole = post(server, path, body | {"stream": False})
+    assert (whole.text[0], whole.headers["content-type"]) == ("{", "application/json")
+    with ollama.Client(server.url, timeout=20) as client:
+        parts = list(client.chat("fake", USER, stream=True, options={"num_predict": 3}))
+        assert "".join(part.message.content or "" for part in parts) == answer(3)
+
+
+def test_an_error_after_signs_of_life_is_a_line(start: Callable[..., Running]) -> None:
+    server = start(FakeEngine(delay=0.2), sse_keep_alive_seconds=0.03)
+    with httpx.stream("POST", f"{server.url}/api/chat", json={"model": "fake", "messages": USER}, timeout=20) as done:
+        assert done.status_code == 200
+        pieces = done.iter_text()
+        assert next(pieces) == " "
+        server.engine.dead = True
+        (line,) = "".join(pieces).splitlines()
+    assert "ended" in json.loads(line)["error"]
+
+
 def test_no_prompt_loads(native: ollama.Client, server: Running) -> None:
     for done in (native.generate("fake", keep_alive="5m"), native.chat("fake", [], keep_alive=-1)):
         assert (done.done, done.done_reason, done.model) == (True, "load", "fake")
@@ -281,6 +328,10 @@ def test_unknown_model(native: ollama.Client) -> None:
         ({"options": {"top_k": 1.5}}, "options.top_k"),
         ({"options": {"num_predict": "many"}}, "options.num_predict"),
         ({"options": {"repeat_penalty": 0}}, "options.repeat_penalty"),
+        ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "options.repeat_last_n"),
+        ({"options": {"presence_penalty": 0.5, "repeat_last_n": 255}}, "options.repeat_last_n"),
+        ({"options": {"repeat_last_n": -2}}, "options.repeat_last_n"),
+        ({"options": {"repeat_last_n": 1.5}}, "options.repeat_last_n"),
         ({"options": {"stop": 5}}, "options.stop"),
         ({"options": {"stop": [""]}}, "options.stop[0]"),
         ({"options": {"seed": 1e300}}, "options.seed"),

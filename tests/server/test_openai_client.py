@@ -193,6 +193,11 @@ def test_models(client: openai.OpenAI) -> None:
     # The name that was asked for; which model answered is told apart from it.
     answered = client.completions.create(model="org/alias", prompt="Hi")
     assert (answered.model, answered.system_fingerprint) == ("org/alias", "fake")
+    for stream in (
+        client.chat.completions.create(model="org/alias", messages=USER, max_tokens=2, stream=True),
+        client.completions.create(model="org/alias", prompt="Hi", max_tokens=2, stream=True),
+    ):
+        assert {chunk.system_fingerprint for chunk in stream} == {"fake"}
     with pytest.raises(openai.NotFoundError, match=r"`other` does not exist; this server has `fake`, `org/alias`\."):
         client.models.retrieve("other")
 

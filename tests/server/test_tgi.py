@@ -278,11 +278,43 @@ def test_litellm(server: Running) -> None:
 def test_info(server: Running) -> None:
     info = httpx.get(f"{server.url}/info").json()
     assert info["model_id"] == "fake"
-    assert (info["max_input_tokens"], info["max_total_tokens"], info["max_stop_sequences"]) == (255, 256, 4)
+    assert (info["max_input_tokens"], info["max_total_tokens"]) == (255, 256)
     assert info["version"] == __version__
     server.engine.dead = True
     done = httpx.get(f"{server.url}/info")
     assert (done.status_code, done.json()["error_type"]) == (503, "overloaded")
+
+
+def test_info_tells_the_limits_that_hold(start: Callable[..., Running]) -> None:
+    server = start(max_stops=2, max_answers=3, max_engine_requests=5, max_queue_requests=7)
+    info = httpx.get(f"{server.url}/info").json()
+    assert (info["max_stop_sequences"], info["max_best_of"], info["max_concurrent_requests"]) == (2, 3, 12)
+    for most, parameters in (
+        (info["max_stop_sequences"], {"stop": ["a", "b", "c"]}),
+        (info["max_best_of"], {"do_sample": True}),
+    ):
+        for count, status in ((most, 200), (most + 1, 422)):
+            own = {"stop": parameters["stop"][:count]} if "stop" in parameters else parameters | {"best_of": count}
+            assert post(server, "/generate", {"inputs": "Hi", "parameters": own}).status_code == status
+    longest = info["max_input_tokens"] - 1  # the start token is one
+    for text, status in (("a" * longest, 200), ("a" * (longest + 1), 422)):
+        assert post(server, "/generate", {"inputs": text}).status_code == status
+    default = httpx.get(f"{start().url}/info").json()
+    assert (default["max_stop_sequences"], default["max_best_of"], default["max_concurrent_requests"]) == (
+        16,
+        128,
+        256 + 64 + 2048,
+    )
+    assert httpx.get(f"{start(max_concurrency=9).url}/info").json()["max_concurrent_requests"] == 9
+
+
+def test_a_silent_stream_shows_life(start: Callable[..., Running]) -> None:
+    server = start(FakeEngine(delay=0.12), sse_keep_alive_seconds=0.03)
+    done = post(server, "/generate_stream", {"inputs": "Hi", "parameters": {"max_new_tokens": 3}})
+    assert done.text.startswith(": keep-alive\n\n")
+    assert (done.headers["x-compute-type"], done.headers["x-accel-buffering"]) == ("cpu", "no")
+    with InferenceClient(server.url, timeout=20) as client:
+        assert "".join(client.text_generation("Hi", stream=True, max_new_tokens=3)) == answer(3)
 
 
 def test_model_of_several(server: Running) -> None:
@@ -305,14 +337,14 @@ def test_model_of_several(server: Running) -> None:
         ({"typical_p": 0.5}, "typical_p"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"max_new_tokens": 254}, "max_new_tokens"),
-        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
         ({"stop": [""]}, "stop[0]"),
         ({"truncate": 0}, "truncate"),
         ({"seed": -1}, "seed"),
         ({"seed": 1 << 64, "do_sample": True}, "seed"),
         ({"top_n_tokens": 6}, "top_n_tokens"),
         ({"best_of": 0}, "best_of"),
-        ({"best_of": 3, "do_sample": True}, "best_of"),
+        ({"best_of": 129, "do_sample": True}, "best_of"),
         ({"best_of": 2}, "best_of"),
         ({"best_of": 2, "do_sample": True, "seed": 1}, "seed"),
         ({"watermark": True}, "watermark"),
@@ -372,7 +404,7 @@ def test_errors_in_the_client(hub: InferenceClient, start: Callable[..., Running
 
 def test_a_full_queue(start: Callable[..., Running]) -> None:
     server = start(FakeEngine(delay=0.01), max_engine_requests=1, max_queue_requests=1)
-    assert httpx.get(f"{server.url}/info").json()["max_concurrent_requests"] == 1
+    assert httpx.get(f"{server.url}/info").json()["max_concurrent_requests"] == 2
 
     async def run() -> list[Any]:
         async with AsyncInferenceClient(server.url, timeout=20) as client:

@@ -279,6 +279,11 @@ class AdmissionQueue:
         self._window_began = time.monotonic()
         self._window_tokens = 0
 
+    @property
+    def max_requests(self) -> int:
+        """Requests of one answer that may be under way, waiting ones among them; the next is refused."""
+        return self._capacity + self._max_requests
+
     def stats(self) -> dict[str, Any]:
         """Gauges and counters by name; `waiting_by_class` holds one a class."""
         return {

@@ -112,7 +112,7 @@ ANSWERS: dict[str, Schema] = {
                 )
             ),
         },
-        {"usage": reference("Usage"), "prompt_token_ids": _IDS},
+        {"system_fingerprint": _or_null(_TEXT), "usage": reference("Usage"), "prompt_token_ids": _IDS},
     ),
     "Completion": _object(
         {

@@ -113,7 +113,7 @@ async def _stream(
     echo: str,
 ) -> None:
     reply = call.reply
-    writer = ChunkWriter(answer_id, "chat.completion.chunk", served.name)
+    writer = ChunkWriter(answer_id, "chat.completion.chunk", served.name, served.version)
     plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
 
     def usage_now() -> dict[str, Any]:

@@ -151,7 +151,7 @@ async def _stream(
     to_logprobs: list[CompletionLogprobs],
 ) -> None:
     reply = call.reply
-    writer = ChunkWriter(answer_id, "text_completion", served.name)
+    writer = ChunkWriter(answer_id, "text_completion", served.name, served.version)
     plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
     count = len(prompts) * params.n
     pending = [echoes[index // params.n] for index in range(count)]

@@ -181,11 +181,11 @@ class Reply:
             return True
         return False
 
-    async def comment(self) -> None:
-        """Send what clients ignore and proxies take for life; begins the stream where nothing has."""
+    async def comment(self, data: bytes, headers: list[tuple[bytes, bytes]] = EVENTS) -> None:
+        """Send `data`, which clients ignore and proxies take for life; begins the stream where nothing has."""
         if not self.streaming:
-            await self.events()
-        await self._send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
+            await self.events(headers)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_events(self, last: bytes = b"") -> None:
         """End the stream, after `last`, as OpenAI does."""

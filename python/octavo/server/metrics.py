@@ -223,7 +223,12 @@ class Metrics:
         theirs(
             "prompt_tokens_by_source", "Prompt tokens by where their keys and values come from.", "counter", "source"
         )
-        theirs("request_success", "Answers that ended, by reason.", "counter", "finished_reason")
+        theirs(
+            "request_success",
+            "Answers that ended, by reason; refused ones never began.",
+            "counter",
+            "finished_reason",
+        )
         for name, text, _ in _ENGINE_GAUGES:
             theirs(name, text, "gauge")
         theirs("num_requests_waiting", "Answers that wait: at the door, in the queue or for a prefix.", "gauge")

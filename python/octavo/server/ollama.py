@@ -18,6 +18,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.exchange import Call, Exchange
 from octavo.server.generation import Answer, pieces
 from octavo.server.http import ErrorFormat
+from octavo.server.keep_alive import LINE_SPACE, keep_alive
 from octavo.server.messages import flatten
 from octavo.server.ollama_models import Reads, load_or_unload, now, refuse, route, set_keep_alive, show
 from octavo.server.ollama_protocol import ChatBody, GenerateBody
@@ -86,13 +87,13 @@ async def chat(call: Call) -> None:
     """`POST /api/chat`."""
     began = time.monotonic_ns()
     request = decode(ChatBody, call.body)
-    keep_alive = request.keep_alive_seconds
+    idle_seconds = request.keep_alive_seconds
     if not request.messages:
         message = {"role": "assistant", "content": ""}
-        await load_or_unload(call, request.model_name, keep_alive, {"message": message})
+        await load_or_unload(call, request.model_name, idle_seconds, {"message": message})
         return
     served = await route(call, request.model_name)
-    set_keep_alive(call, served, keep_alive)
+    set_keep_alive(call, served, idle_seconds)
     loading = time.monotonic_ns() - began
     params = request.sampling_params(served, call.sampling_defaults(served))
     messages = flatten(request.conversation)
@@ -117,12 +118,12 @@ async def generate(call: Call) -> None:
     """`POST /api/generate`."""
     began = time.monotonic_ns()
     request = decode(GenerateBody, call.body)
-    keep_alive = request.keep_alive_seconds
+    idle_seconds = request.keep_alive_seconds
     if not request.prompt:
-        await load_or_unload(call, request.model_name, keep_alive, {"response": ""})
+        await load_or_unload(call, request.model_name, idle_seconds, {"response": ""})
         return
     served = await route(call, request.model_name)
-    set_keep_alive(call, served, keep_alive)
+    set_keep_alive(call, served, idle_seconds)
     loading = time.monotonic_ns() - began
     params = request.sampling_params(served, call.sampling_defaults(served))
     prompt = await _prompt(served, request, request.prompt)
@@ -189,7 +190,8 @@ async def _answer(
     plain = request.streams and history is None and to_logprobs is None
     source: Any = pieces(call, served, [prompt], params, record, push=push if plain else None)
     answer = Answer()
-    async with aclosing(source):
+    silence = call.state.settings.sse_keep_alive_seconds if request.streams else 0.0
+    async with keep_alive(reply, silence, LINE_SPACE, _LINES), aclosing(source):
         async for _, delta in source:
             if history is not None:
                 history.extend(delta.token_ids)

@@ -20,7 +20,8 @@ from octavo.server.served import ServedModel
 __all__ = ["ChatBody", "GenerateBody", "ModelBody", "parse_keep_alive"]
 
 _SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "stop")
-_WHOLE = ("seed", "top_k", "num_predict", "num_ctx")
+_WHOLE = ("seed", "top_k", "num_predict", "num_ctx", "repeat_last_n")
+_NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _NAMES = {
     "max_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
@@ -143,8 +144,13 @@ class _AnswerBody(ModelBody, kw_only=True):
         """
         given = {key: value for key, value in (self.options or {}).items() if value is not None}
         values: dict[str, Any] = {field: given[field] for field in _SAME if field in given}
-        if "repeat_penalty" in given and given.get("repeat_last_n") != 0:
+        if "repeat_penalty" in given:
             values["repetition_penalty"] = given["repeat_penalty"]
+        last = _whole(given.get("repeat_last_n"), "options.repeat_last_n")
+        if last == 0:
+            values |= _NO_PENALTIES
+        elif last is not None:
+            _check_last(last, served.max_model_len, {**defaults, **values})
         predict = _whole(given.get("num_predict"), "options.num_predict")
         # Below 1 is no limit, and one beyond the context is none either.
         if predict is not None and 0 < predict < served.max_model_len:
@@ -232,6 +238,18 @@ class GenerateBody(_AnswerBody, kw_only=True):
 def _refuse_images(images: Any, field: str) -> None:
     if images:
         raise InvalidRequest(f"{field}: this model reads text only; leave images out", field)
+
+
+def _check_last(last: int, max_model_len: int, values: Mapping[str, Any]) -> None:
+    """Refuse a window of penalties, which the engine has not; one that nothing could leave is none."""
+    if last < -1 or (
+        0 < last < max_model_len and any(values.get(name, off) != off for name, off in _NO_PENALTIES.items())
+    ):
+        raise InvalidRequest(
+            f"options.repeat_last_n: {last} is not supported, for penalties count all tokens; give -1 for that, or 0 "
+            "for no penalties",
+            "options.repeat_last_n",
+        )
 
 
 def _whole(value: Any, field: str) -> int | None:

@@ -7,6 +7,9 @@ import time
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from octavo.errors import InvalidRequest
+from octavo.server.errors import QueueTimeout
+
 if TYPE_CHECKING:
     from octavo.engine.outputs import OutputDelta
     from octavo.sampling_params import SamplingParams
@@ -187,9 +190,16 @@ class RequestRecord:
                 self._variant.per_token.observe(per_token)
 
     def abandon(self) -> None:
-        """The request ended early: by the error that is being handled, else because its client left."""
+        """The request ended early: by the error that is being handled, else because its client left.
+
+        One that was refused before anything of it ran has no end to count, as at vLLM: it is among HTTP's statuses, the
+        errors by code and, for want of room, the rejections.
+        """
         self._ended = _now()
         error = sys.exc_info()[1]
+        refused = self._admission is None or isinstance(error, InvalidRequest | QueueTimeout)
+        if refused and isinstance(error, Exception) and not self._first:
+            return
         reason = "error" if isinstance(error, Exception) else "abort"
         for _ in range(max(self._num_answers - len(self._finish_reasons), 1)):
             self._end_answer(reason)

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from octavo.engine.collect import Sink
     from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["ClosableEngine", "Engine", "ServedModel", "split_id"]
+__all__ = ["TEXT_THREADS", "ClosableEngine", "Engine", "ServedModel", "split_id"]
 
+TEXT_THREADS = 2
+"""That render and tokenize."""
 # Templates and tokenizing leave the event loop; the tokenizers crate releases the GIL.
-_text_threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-text")
+_text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="octavo-text")
 
 
 def split_id(id: str) -> tuple[str, str | None]:

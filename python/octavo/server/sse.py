@@ -19,10 +19,19 @@ class ChunkWriter:
         answer_id: the answer's `id`, the same in every chunk.
         kind: the chunks' `object`.
         model: served name.
+        fingerprint: `system_fingerprint`, as in whole answers.
     """
 
-    def __init__(self, answer_id: str, kind: str, model: str) -> None:
-        shared = _encode({"id": answer_id, "object": kind, "created": int(time.time()), "model": model})
+    def __init__(self, answer_id: str, kind: str, model: str, fingerprint: str) -> None:
+        shared = _encode(
+            {
+                "id": answer_id,
+                "object": kind,
+                "created": int(time.time()),
+                "model": model,
+                "system_fingerprint": fingerprint,
+            }
+        )
         self._head = b"data: " + shared[:-1] + b',"choices":['
 
     def chunk(

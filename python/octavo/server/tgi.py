@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from octavo._core import __version__
 from octavo.engine.outputs import OutputDelta, TokenLogprobs
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import MAX_N, MAX_STOPS, SamplingParams
 from octavo.server.errors import describe
 from octavo.server.exchange import Call, Exchange
 from octavo.server.generation import Answer, collect, pieces
@@ -24,9 +24,9 @@ from octavo.server.keep_alive import keep_alive
 from octavo.server.protocol import decode
 from octavo.server.reads import json_response
 from octavo.server.request_record import RequestRecord
-from octavo.server.served import ServedModel
+from octavo.server.served import TEXT_THREADS, ServedModel
 from octavo.server.shapes import LOWEST_LOGPROB, mean_logprob
-from octavo.server.tgi_protocol import MAX_BEST_OF, MAX_STOP_SEQUENCES, GenerateBody
+from octavo.server.tgi_protocol import GenerateBody
 from octavo.text.token_bytes import SPECIAL
 
 if TYPE_CHECKING:
@@ -265,13 +265,14 @@ async def _stream(call: Call, request: GenerateBody) -> None:
                 }
         return b"data:" + _encode(shape) + b"\n\n"
 
+    headers = [*EVENTS, *((name.encode(), value.encode()) for name, value in work.compute().items())]
     source: Any = pieces(call, work.served, [work.prompt], work.params, work.record)
-    async with keep_alive(reply, call.state.settings.sse_keep_alive_seconds), aclosing(source):
+    silence = call.state.settings.sse_keep_alive_seconds
+    async with keep_alive(reply, silence, headers=headers), aclosing(source):
         async for _, delta in source:
             # Only the first output proves that the request is sound: until then an error has its own status.
             if not reply.streaming:
-                extra = [(name.encode(), value.encode()) for name, value in work.compute().items()]
-                await reply.events([*EVENTS, *extra])
+                await reply.events(headers)
             written.append(delta.text)
             events = []
             end = delta if delta.finish_reason is not None else None
@@ -297,24 +298,25 @@ class _Info:
         self._state = state
 
     async def info(self, request: Request) -> Response:
-        """What is served, and its limits."""
+        """What is served, and the limits that hold for one request."""
         try:
             served = self._state.resolve(None)
         except Exception as error:
             status, payload, headers = describe(error)
             return json_response(_ERRORS.body(status, payload["error"]), status, headers)
-        limit = served.max_model_len
+        limit, settings = served.max_model_len, self._state.settings
+        at_once = self._state.admission_queue(served).max_requests
         return json_response(
             {
                 "model_id": served.name,
                 "model_sha": None,
                 "model_pipeline_tag": "text-generation",
-                "max_concurrent_requests": self._state.settings.max_queue_requests,
-                "max_best_of": MAX_BEST_OF,
-                "max_stop_sequences": MAX_STOP_SEQUENCES,
+                "max_concurrent_requests": min(at_once, settings.max_concurrency or at_once),
+                "max_best_of": min(MAX_N, settings.max_answers),
+                "max_stop_sequences": min(MAX_STOPS, settings.max_stops),
                 "max_input_tokens": limit - 1,
                 "max_total_tokens": limit,
-                "validation_workers": 2,
+                "validation_workers": TEXT_THREADS,
                 "auto_truncate": False,
                 "max_client_batch_size": 1,
                 "router": "octavo",

@@ -8,23 +8,19 @@ from typing import Any
 import msgspec
 
 from octavo.errors import ContextLengthExceeded, InvalidRequest
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import MAX_N, SamplingParams
 from octavo.server.compat import renamed_errors
 from octavo.server.protocol import CompletionRequest, RequestBody, convert
 from octavo.server.served import ServedModel
 
 __all__ = [
     "DEFAULT_MAX_NEW_TOKENS",
-    "MAX_BEST_OF",
-    "MAX_STOP_SEQUENCES",
     "MAX_TOP_N_TOKENS",
     "GenerateBody",
     "GenerateParameters",
 ]
 
 DEFAULT_MAX_NEW_TOKENS = 1024
-MAX_BEST_OF = 2
-MAX_STOP_SEQUENCES = 4
 MAX_TOP_N_TOKENS = 5
 
 _NAMES = {
@@ -95,8 +91,8 @@ class GenerateParameters(msgspec.Struct, kw_only=True):
         Raises:
             InvalidRequest: naming the field.
         """
-        if not 1 <= self.num_answers <= MAX_BEST_OF:
-            raise InvalidRequest(f"best_of: {self.best_of} is not between 1 and {MAX_BEST_OF}", "best_of")
+        if not 1 <= self.num_answers <= MAX_N:
+            raise InvalidRequest(f"best_of: {self.best_of} is not between 1 and {MAX_N}", "best_of")
         if self.num_answers > 1 and not self.samples:
             raise InvalidRequest("best_of: you must use sampling when best_of is above 1; set do_sample", "best_of")
         if self.num_answers > 1 and self.seed is not None:
@@ -111,8 +107,6 @@ class GenerateParameters(msgspec.Struct, kw_only=True):
                 raise InvalidRequest(f"{field}: {value} must be between 0 and 1, both apart; leave it out for 1", field)
         if self.seed is not None and self.seed < 0:
             raise InvalidRequest(f"seed: {self.seed} must not be below 0", "seed")
-        if len(self.stop or ()) > MAX_STOP_SEQUENCES:
-            raise InvalidRequest(f"stop: {len(self.stop or ())} are more than {MAX_STOP_SEQUENCES}", "stop")
         if not 0 <= (self.top_n_tokens or 0) <= MAX_TOP_N_TOKENS:
             raise InvalidRequest(
                 f"top_n_tokens: {self.top_n_tokens} is not between 0 and {MAX_TOP_N_TOKENS}", "top_n_tokens"
