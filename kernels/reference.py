@@ -8,6 +8,7 @@ results rounded to the inputs' dtype at the same places as in the kernels.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -206,6 +207,23 @@ def gumbel(bits: Tensor) -> Tensor:
     """Gumbel noise of 32 random bits: -ln(-ln((bits + 1/2) / 2^32)) in float64, rounded to float32."""
     uniform = (bits.double() + 0.5) / 2.0**32
     return (-torch.log(-torch.log(uniform))).float()
+
+
+def constrain(logits: Tensor, masks: dict[int, Tensor], biases: Sequence[tuple[int, int, float]]) -> Tensor:
+    """Logits [R, V] of what rows may choose of, before all else that sampling does.
+
+    Args:
+        logits: float32 [R, V].
+        masks: by row, int32 [ceil(V / 32)]: where bit t % 32 of word t // 32 is not set, token t becomes -inf.
+        biases: (row, token, what is added to its logit), no row and token twice; -inf makes any logit -inf.
+    """
+    logits = logits.clone()
+    for row, words in masks.items():
+        allowed = (words[:, None] >> torch.arange(32, dtype=torch.int32) & 1).flatten()[: logits.shape[1]]
+        logits[row, allowed == 0] = -math.inf
+    for row, token, value in biases:
+        logits[row, token] = -math.inf if value == -math.inf else logits[row, token] + value
+    return logits
 
 
 def apply_penalties(logits: Tensor, counts: Tensor, repetition: float, presence: float, frequency: float) -> Tensor:

@@ -11,7 +11,7 @@ use octavo_cpu::attention::{Attention, attention};
 use octavo_cpu::cache::{CacheShape, RopeAndCache, rope_and_cache};
 use octavo_cpu::math::Dtype;
 use octavo_cpu::norm::{RmsNorm, rms_norm};
-use octavo_cpu::sample::{PARAM_WORDS, Sample, sample};
+use octavo_cpu::sample::{Constraints, PARAM_WORDS, Sample, sample};
 
 const BLOCK: usize = 16;
 
@@ -224,7 +224,8 @@ fn samples(criterion: &mut Criterion) {
         .map(|x| 3.0 * x.iter().map(|&x| f32::from_bits(u32::from(x) << 16)).sum::<f32>())
         .collect();
     let mut logits = bell.clone();
-    let settings: [(&str, [f32; 3], i32); 5] = [
+    let settings: [(&str, [f32; 3], i32); 6] = [
+        ("masked", [0.0, 1.0, 0.0], 0),
         ("greedy", [0.0, 1.0, 0.0], 0),
         ("temperature", [0.8, 1.0, 0.0], 0),
         ("top_k", [0.8, 1.0, 0.0], 40),
@@ -241,6 +242,10 @@ fn samples(criterion: &mut Criterion) {
                 words[6] = top_k;
             }
             let slots: Vec<i32> = (0..rows as i32).collect();
+            // Half of the tokens, so that every word is looked at.
+            let mask_words = vocab_size.div_ceil(32);
+            let masks = vec![0x5555_5555; rows * mask_words];
+            let mask_logits = if name == "masked" { &slots[..] } else { &[] };
             let mut ids = vec![0i32; rows];
             let mut position = 0;
             group.throughput(Throughput::Bytes((rows * vocab_size * 4) as u64));
@@ -261,6 +266,12 @@ fn samples(criterion: &mut Criterion) {
                         out_top_ids: std::ptr::null_mut(),
                         out_top_logprobs: std::ptr::null_mut(),
                         max_logprobs: 0,
+                        constraints: Constraints {
+                            mask_logits,
+                            masks: &masks,
+                            mask_words,
+                            ..Constraints::default()
+                        },
                     };
                     // SAFETY: all memory has the shapes the call names.
                     unsafe { sample(black_box(&call)) };

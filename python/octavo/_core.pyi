@@ -351,6 +351,15 @@ def cpu_sample(
     out_top_ids: int,
     out_top_logprobs: int,
     max_logprobs: int,
+    first_logit: int = 0,
+    num_masks: int = 0,
+    mask_logits: int = 0,
+    masks: int = 0,
+    mask_words: int = 0,
+    num_biases: int = 0,
+    bias_logits: int = 0,
+    bias_tokens: int = 0,
+    bias_values: int = 0,
 ) -> None:
     """Sample every row of float32 logits[num_logits, stride] (changed in place).
 
@@ -360,4 +369,10 @@ def cpu_sample(
     index, position, token). Log probabilities are those of the logits before penalties and temperature (written for
     rows that ask): the chosen one's to out_logprobs float32[num_logits], the likeliest to out_top_ids int32 and
     out_top_logprobs float32 [num_logits, max_logprobs].
+
+    Before all of that, and of all else, rows are held to what they may choose of: mask_logits int32[num_masks] are the
+    rows of masks int32 [num_masks, mask_words], where bit t % 32 of word t // 32 is set if token t is allowed; logits of
+    the others become -inf. bias_values float32[num_biases] are added to the logits of (bias_logits, bias_tokens) int32,
+    no two alike; -inf bans. Both count rows from `first_logit` rows before the first of `logits`, and may name rows
+    that are not among these.
     """

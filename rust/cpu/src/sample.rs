@@ -1,17 +1,21 @@
-//! Sampling: penalties, log probabilities, greedy choice, and draws by Gumbel noise.
+//! Sampling: masks, biases, penalties, log probabilities, greedy choice, and draws by Gumbel noise.
 //!
 //! A row's sample depends on that row, its parameters and its noise alone. The draw is the largest of scaled logit
 //! plus noise, so it is one pass without a sum, and the order of the tokens cannot matter.
 #![allow(clippy::float_cmp, reason = "ties are exact")]
 #![allow(unsafe_code, reason = "its arguments are raw pointers into tensors")]
 
+mod constrain;
 mod noise;
 mod rows;
 mod select;
 
+pub use constrain::Constraints;
+
 use crate::math::dispatch;
 use crate::pool::{num_threads, parallel_for};
 use crate::shared::Shared;
+use constrain::Constrained;
 use noise::{Noise, bound};
 use rows::{DISTANCES, Draw, FindMaxima, GROUP, Masses, Maxima, Penalize, maxima_len};
 use select::{Candidate, at_least, nucleus, sort, top_k};
@@ -55,6 +59,8 @@ pub struct Sample<'a> {
     pub out_top_logprobs: *mut f32,
     /// Most likeliest tokens of a row.
     pub max_logprobs: usize,
+    /// What rows may choose of; it comes before all else.
+    pub constraints: Constraints<'a>,
 }
 
 /// A row's sampling parameters.
@@ -114,31 +120,34 @@ impl Sample<'_> {
     }
 }
 
-/// Sample every row; its logits are changed where penalties apply.
+/// Sample every row; its logits are changed where masks, biases and penalties apply.
 ///
 /// # Safety
 /// The pointers are valid for what the fields say, and nothing else touches the memory meanwhile.
 pub unsafe fn sample(call: &Sample<'_>) {
     let rows = call.slots.len();
     let maxima_len = maxima_len(call.vocab_size);
+    let constrained = Constrained::new(&call.constraints, rows);
     // SAFETY: pointers by the caller's promise; each row is read or changed by one item at a time.
     unsafe {
         // Rows that want the log probabilities of what penalties are about to change.
-        let raw: Vec<Option<Vec<f32>>> = (0..rows)
+        let mut raw: Vec<Option<Vec<f32>>> = (0..rows)
             .map(|row| {
                 let params = call.params(row);
                 (params.has(HAS_PENALTIES) && params.has(WANTS_LOGPROBS))
-                    .then(|| call.row(row).to_vec())
+                    .then(|| vec![0.0; call.vocab_size])
             })
             .collect();
+        let raw_rows: Vec<Option<*mut f32>> =
+            raw.iter_mut().map(|row| row.as_mut().map(Vec::as_mut_ptr)).collect();
         let mut maxima = vec![0.0f32; rows * maxima_len];
-        let shared = Shared::new((*call, maxima.as_mut_ptr()));
+        let shared = Shared::new((*call, maxima.as_mut_ptr(), raw_rows));
         let groups = call.vocab_size.div_ceil(GROUP);
         // Few rows are cut, so that every thread has work.
         let item_groups = if rows < 2 * num_threads() { ITEM_GROUPS } else { groups };
         let parts = groups.div_ceil(item_groups);
         parallel_for(rows * parts, &|item| {
-            let (call, maxima) = *shared.get();
+            let (call, maxima, raw_rows) = shared.get();
             let (row, first) = (item / parts, item % parts * item_groups);
             let end = groups.min(first + item_groups);
             let out = std::slice::from_raw_parts_mut(
@@ -150,12 +159,16 @@ pub unsafe fn sample(call: &Sample<'_>) {
                 call.logits.add(row * call.stride + tokens.start),
                 tokens.len(),
             );
-            prepare(&call, row, part, tokens.start, out);
+            constrained.apply(row, tokens.start, part);
+            if let Some(raw) = raw_rows[row] {
+                raw.add(tokens.start).copy_from_nonoverlapping(part.as_ptr(), part.len());
+            }
+            prepare(call, row, part, tokens.start, out);
         });
         parallel_for(rows, &|row| {
-            let (call, maxima) = *shared.get();
+            let (call, maxima, _) = shared.get();
             let maxima = std::slice::from_raw_parts(maxima.add(row * maxima_len), maxima_len);
-            sample_row(&call, row, Maxima::new(maxima), raw[row].as_deref());
+            sample_row(call, row, Maxima::new(maxima), raw[row].as_deref());
         });
     }
 }

@@ -7,7 +7,7 @@ use octavo_cpu::attention::{Attention, attention};
 use octavo_cpu::cache::{CacheShape, MAX_HEAD_DIM, RopeAndCache, rope_and_cache};
 use octavo_cpu::math::Dtype;
 use octavo_cpu::norm::{RmsNorm, rms_norm};
-use octavo_cpu::sample::{Sample, sample};
+use octavo_cpu::sample::{Constraints, Sample, sample};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -299,6 +299,11 @@ fn cpu_attention(
 }
 
 #[pyfunction]
+#[pyo3(signature = (
+    logits, num_logits, vocab_size, stride, params, slots, positions, counts, count_stride, out_ids, out_logprobs,
+    out_top_ids, out_top_logprobs, max_logprobs, first_logit = 0, num_masks = 0, mask_logits = 0, masks = 0,
+    mask_words = 0, num_biases = 0, bias_logits = 0, bias_tokens = 0, bias_values = 0
+))]
 fn cpu_sample(
     py: Python<'_>,
     logits: usize,
@@ -315,9 +320,22 @@ fn cpu_sample(
     out_top_ids: usize,
     out_top_logprobs: usize,
     max_logprobs: usize,
+    first_logit: usize,
+    num_masks: usize,
+    mask_logits: usize,
+    masks: usize,
+    mask_words: usize,
+    num_biases: usize,
+    bias_logits: usize,
+    bias_tokens: usize,
+    bias_values: usize,
 ) -> PyResult<()> {
     require(vocab_size > 0 && vocab_size <= stride, "vocab_size must be above 0, at most stride")?;
     require(counts == 0 || vocab_size <= count_stride, "count_stride is below vocab_size")?;
+    require(
+        num_masks == 0 || mask_words >= vocab_size.div_ceil(32),
+        "mask_words is below vocab_size / 32",
+    )?;
     if num_logits == 0 {
         return Ok(());
     }
@@ -338,6 +356,20 @@ fn cpu_sample(
     let (slots, positions) =
         unsafe { (slice::<i32>(slots, num_logits)?, slice::<i32>(positions, num_logits)?) };
     require(slots.iter().all(|&slot| slot >= 0), "a slot is below 0")?;
+    // SAFETY: as above.
+    let constraints = unsafe {
+        Constraints {
+            first: first_logit,
+            mask_logits: slice(mask_logits, num_masks)?,
+            masks: slice(masks, num_masks.saturating_mul(mask_words))?,
+            mask_words,
+            bias_logits: slice(bias_logits, num_biases)?,
+            bias_tokens: slice(bias_tokens, num_biases)?,
+            bias_values: slice(bias_values, num_biases)?,
+        }
+    };
+    let known = |&token: &i32| usize::try_from(token).is_ok_and(|token| token < vocab_size);
+    require(constraints.bias_tokens.iter().all(known), "a bias' token is not in the vocabulary")?;
     py.detach(|| {
         let call = Sample {
             logits: std::ptr::with_exposed_provenance_mut(logits),
@@ -353,6 +385,7 @@ fn cpu_sample(
             out_top_ids: std::ptr::with_exposed_provenance_mut(top_ids),
             out_top_logprobs: std::ptr::with_exposed_provenance_mut(top_logprobs),
             max_logprobs,
+            constraints,
         };
         // SAFETY: the caller's tensors have these shapes, as `_core.pyi` says.
         unsafe { sample(&call) };
