@@ -371,8 +371,8 @@ def cpu_sample(
     out_top_logprobs float32 [num_logits, max_logprobs].
 
     Before all of that, and of all else, rows are held to what they may choose of: mask_logits int32[num_masks] are the
-    rows of masks int32 [num_masks, mask_words], where bit t % 32 of word t // 32 is set if token t is allowed; logits of
-    the others become -inf. bias_values float32[num_biases] are added to the logits of (bias_logits, bias_tokens) int32,
-    no two alike; -inf bans. Both count rows from `first_logit` rows before the first of `logits`, and may name rows
-    that are not among these.
+    rows of masks int32 [num_masks, mask_words], where bit t % 32 of word t // 32 is set if token t is allowed; the
+    others' logits become -inf. bias_values float32[num_biases] are added to the logits of (bias_logits, bias_tokens)
+    int32, no two alike; -inf bans. Both count rows from `first_logit` rows before the first of `logits`, and may name
+    rows that are not among these.
     """
