@@ -42,8 +42,9 @@ _TAKEN = (
     "logits_slots",
     "param_slots",
     "param_values",
-    "ban_logits",
-    "ban_tokens",
+    "bias_logits",
+    "bias_tokens",
+    "bias_values",
     "group_rows",
     "group_starts",
     "group_blocks",
@@ -172,8 +173,9 @@ def _take_plan_kernel(
     logits_slots_at,
     param_slots_at,
     param_values_at,
-    ban_logits_at,
-    ban_tokens_at,
+    bias_logits_at,
+    bias_tokens_at,
+    bias_values_at,
     group_rows_at,
     group_starts_at,
     group_blocks_at,
@@ -252,12 +254,13 @@ def _take_plan_kernel(
             value = tl.load(arena + param_values_at + i, mask=given, other=0)
             tl.store(slot_params + slot * PARAM_LEN + i % PARAM_LEN, value, mask=given)
     else:
-        num_bans = tl.load(arena + 8)
-        for start in range(first, num_bans, step):
+        num_biases = tl.load(arena + 8)
+        for start in range(first, num_biases, step):
             i = start + lanes
-            given = i < num_bans
-            tl.store(plan + ban_logits_at + i, tl.load(arena + ban_logits_at + i, mask=given, other=0), mask=given)
-            tl.store(plan + ban_tokens_at + i, tl.load(arena + ban_tokens_at + i, mask=given, other=0), mask=given)
+            given = i < num_biases
+            tl.store(plan + bias_logits_at + i, tl.load(arena + bias_logits_at + i, mask=given, other=0), mask=given)
+            tl.store(plan + bias_tokens_at + i, tl.load(arena + bias_tokens_at + i, mask=given, other=0), mask=given)
+            tl.store(plan + bias_values_at + i, tl.load(arena + bias_values_at + i, mask=given, other=0), mask=given)
         num_groups = tl.load(arena + 9)
         if num_groups > 0:
             for start in range(first, num_decode_rows + 1, step):

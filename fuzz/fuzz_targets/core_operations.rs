@@ -40,6 +40,7 @@ fn config(numbers: &mut Numbers<'_>) -> Config {
         hash_seed: numbers.below(256) as u64,
         group_min_blocks: numbers.below(3),
         max_table_updates: numbers.below(200),
+        max_biases: numbers.below(200),
     }
 }
 
@@ -67,6 +68,10 @@ fn request(numbers: &mut Numbers<'_>, request_id: i64) -> RequestSpec {
         priority: numbers.below(7) as i32 - 3,
         cache_salt: vec![7; numbers.below(2)],
         adapter: numbers.below(2) as u32,
+        logit_bias: (0..numbers.below(3))
+            .map(|_| (numbers.below(VOCAB + 1) as u32, numbers.below(99) as f32 - 49.0))
+            .collect(),
+        constrained: numbers.is_set(),
     }
 }
 

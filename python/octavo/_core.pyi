@@ -56,13 +56,15 @@ class StepPlan:
     @property
     def num_param_updates(self) -> int: ...
     @property
-    def num_bans(self) -> int: ...
+    def num_biases(self) -> int: ...
     @property
     def num_groups(self) -> int: ...
     @property
     def max_seq_len(self) -> int: ...
     @property
     def max_query_len(self) -> int: ...
+    @property
+    def num_masks(self) -> int: ...
 
 @final
 class Frame:
@@ -167,8 +169,14 @@ class Core:
         priority: int = 0,
         cache_salt: bytes = b"",
         adapter: int = 0,
+        logit_bias: list[tuple[int, float]] = ...,
+        constrained: bool = False,
     ) -> None:
         """Queue a request; int32 ids as bytes.
+
+        Args:
+            logit_bias: (token, what is added to its logit), each token once, 1024 at most; -inf bans a token.
+            constrained: every sample is held to a set of tokens, see `masked`.
 
         Raises:
             InvalidRequest: empty prompt, an id outside the vocabulary, a value out of range, an id in use.
@@ -188,6 +196,10 @@ class Core:
 
     def abort(self, request_id: int) -> bool:
         """End a request without an event; False when it is not known (any more)."""
+
+    def masked(self) -> bytes:
+        """int64[num_masks, 2] of the step planned last: (request id, sample index) of each sample that is held to a set
+        of tokens, in the order of `mask_logits`. All that these answers have drawn so far is committed."""
 
     def history(self, slot: int) -> bytes:
         """int32 ids of prompt and committed output of the sequence in a dense slot (for penalties)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import weakref
 from array import array
@@ -272,3 +273,42 @@ def test_plans_are_written_into_tensors_in_place() -> None:
     plan = core.plan()
     assert plan is not None
     assert arenas[plan.arena][start].item() == 9
+
+
+def test_biases_and_masked_samples_are_in_the_plan() -> None:
+    engine = Engine()
+    prompt = array("i", range(20)).tobytes()
+    engine.core.submit(7, prompt, arrival_us=0, max_tokens=3)
+    engine.core.submit(8, prompt, arrival_us=0, max_tokens=3, n=2, constrained=True, logit_bias=[(5, -1.5), (2, 4.0)])
+    seen: dict[tuple[int, int], int] = {}
+    while engine.core.has_work():
+        plan = engine.launch()
+        assert plan is not None
+        keys = np.frombuffer(engine.core.masked(), np.int64).reshape(-1, 2).tolist()
+        assert len(keys) == plan.num_masks == engine.array(plan, "counts", 16)[13]
+        masked = engine.array(plan, "mask_logits", plan.num_masks)
+        count = plan.num_biases
+        biased = engine.array(plan, "bias_logits", count)
+        assert biased == [logit for logit in masked for _ in range(2)]
+        assert engine.array(plan, "bias_tokens", count) == [5, 2] * plan.num_masks
+        values = np.array(engine.array(plan, "bias_values", count), np.int32).view(np.float32)
+        assert values.tolist() == [-1.5, 4.0] * plan.num_masks
+        frame = engine.core.commit(plan.step)
+        owners = zip(int64(frame.request_ids), int32(frame.sample_indices), strict=True)
+        order = dict(zip(int32(frame.logit_indices), owners, strict=True))
+        for logit, key in zip(masked, keys, strict=True):
+            assert order[logit] == tuple(key)
+            seen[tuple(key)] = seen.get(tuple(key), 0) + 1
+    assert seen == {(8, 0): 3, (8, 1): 3}
+    assert engine.core.masked()
+    assert engine.core.plan() is None
+    assert engine.core.masked() == b""
+
+
+def test_biases_that_are_none_are_refused() -> None:
+    engine = Engine()
+    for bias in ([(200, 1.0)], [(3, math.nan)], [(3, math.inf)], [(3, 1.0), (3, 2.0)], [(3, 1.0)] * 1025):
+        with pytest.raises(InvalidRequest) as caught:
+            engine.core.submit(1, b"\0\0\0\0", arrival_us=0, max_tokens=3, logit_bias=bias)
+        assert caught.value.field == "logit_bias"
+    assert not engine.core.has_work()

@@ -28,7 +28,7 @@ class Step:
 
     logits: Tensor
     rows: list[Row]
-    bans: list[tuple[int, int]] = field(default_factory=list)
+    biases: list[tuple[int, int, float]] = field(default_factory=list)
     tiles: SampleTiles = TILES
     penalties: bool = True
     ids: Tensor = field(init=False)
@@ -42,7 +42,7 @@ class Step:
 
         self.logits = torch.cat((self.logits.to(device), torch.full((2, vocab_size), math.nan, device=device)))
         counts = [0] * 16
-        counts[3], counts[8] = count, len(self.bans)
+        counts[3], counts[8] = count, len(self.biases)
         # Slots, and the tokens that logits come from, in another order than the rows; those of padding are far outside.
         self.slots = list(range(count - 1, -1, -1))
         sources = list(range(1, 3 * count, 3))
@@ -67,8 +67,9 @@ class Step:
             ints(positions),
             ints(params),
             self.token_counts if self.penalties else None,
-            ints([row for row, _ in self.bans] + far),
-            ints([token for _, token in self.bans] + far),
+            ints([row for row, *_ in self.biases] + far),
+            ints([token for _, token, _ in self.biases] + far),
+            torch.tensor([value for *_, value in self.biases] + [1.0] * 2).view(torch.int32).to(device),
             self.last_token,
             self.ids,
             self.logprobs,
@@ -127,7 +128,7 @@ def test_random_settings_equal_the_reference(device: torch.device) -> None:
     assert step.ids[:-2].tolist() == [row.reference(x) for row, x in zip(rows, logits, strict=True)]
 
 
-def test_penalties_and_bans(device: torch.device) -> None:
+def test_penalties_and_biases(device: torch.device) -> None:
     vocab_size = 500
     logits = normal(6, vocab_size, 9)
     counts = torch.zeros(vocab_size, dtype=torch.int32)
@@ -144,10 +145,11 @@ def test_penalties_and_bans(device: torch.device) -> None:
         Row(temperature=0, logprobs=3),
         Row(seed=1),
     ]
-    bans = [(4, likeliest[4]), (4, 17), (5, 3)] + [(3, token) for token in range(0, 400, 2)]
-    step = Step(logits.clone(), rows, bans).run(device)
-    for row, token in bans:
-        logits[row, token] = -math.inf
+    biases = [(4, likeliest[4], -math.inf), (4, 17, -math.inf), (4, 18, 2.5), (5, 3, -1.75)]
+    biases += [(3, token, -math.inf) for token in range(0, 400, 2)]
+    step = Step(logits.clone(), rows, biases).run(device)
+    for row, token, value in biases:
+        logits[row, token] += value
     assert torch.equal(step.logits[:-2].cpu(), logits)
     ids = step.ids[:-2].tolist()
     assert ids == [row.reference(x) for row, x in zip(rows, logits, strict=True)]
@@ -158,7 +160,7 @@ def test_penalties_and_bans(device: torch.device) -> None:
             expected = counts.clone()
             expected[ids[row]] += 1
         assert torch.equal(step.token_counts[slot].cpu(), expected)
-    # Of the logits before penalties, after bans.
+    # Of the logits before penalties, after biases.
     for row in (2, 4):
         expected = reference.logprobs(logits[row])
         order = reference.ranked(logits[row])[: rows[row].logprobs]
@@ -288,14 +290,14 @@ def test_a_large_vocabulary_in_one_graph(device: torch.device) -> None:
     order = torch.arange(size, dtype=torch.int32, device=device)
     params = torch.tensor([row.words() for row in rows], dtype=torch.int32, device=device)
     positions = torch.tensor([row.position - 1 for row in rows], dtype=torch.int32, device=device)
-    ids, last, bans = torch.full_like(order, UNTOUCHED), torch.zeros_like(order), torch.zeros_like(order)
+    ids, last, none = torch.full_like(order, UNTOUCHED), torch.zeros_like(order), torch.zeros_like(order)
     logprobs, top_logprobs = torch.zeros(size, device=device), torch.zeros(size, MAX_LOGPROBS, device=device)
     top_ids = torch.zeros(size, MAX_LOGPROBS, dtype=torch.int32, device=device)
     workspace = SampleWorkspace(size, vocab_size, MAX_LOGPROBS, device)
 
     def call() -> None:
         sample(
-            static, counts, order, order, positions, params, None, bans, bans, last,
+            static, counts, order, order, positions, params, None, none, none, none, last,
             ids, logprobs, top_ids, top_logprobs, workspace, rows=size,
         )  # fmt: skip
 

@@ -31,8 +31,9 @@ SIZES = {
     "logits_slots": MAX_SEQS,
     "param_slots": MAX_SEQS,
     "param_values": MAX_SEQS * PARAM_LEN,
-    "ban_logits": 600,
-    "ban_tokens": 600,
+    "bias_logits": 600,
+    "bias_tokens": 600,
+    "bias_values": 600,
     "group_rows": MAX_SEQS,
     "group_starts": MAX_SEQS + 1,
     "group_blocks": MAX_SEQS,
@@ -66,7 +67,7 @@ class Step:
         logits: int,
         updates: int = 0,
         params: int = 0,
-        bans: int = 0,
+        biases: int = 0,
         groups: tuple[int, ...] = (),
     ) -> None:
         lengths = [1] * decode_rows + list(prompts)
@@ -81,7 +82,7 @@ class Step:
             0,
             0,
             params,
-            bans,
+            biases,
             len(groups),
             99,
             9,
@@ -102,8 +103,9 @@ class Step:
             "logits_slots": rng.permutation(MAX_SEQS)[:logits],
             "param_slots": rng.permutation(MAX_SEQS)[:params],
             "param_values": rng.integers(-(2**31), 2**31, params * PARAM_LEN),
-            "ban_logits": rng.integers(0, 40, bans),
-            "ban_tokens": rng.integers(0, VOCAB, bans),
+            "bias_logits": rng.integers(0, 40, biases),
+            "bias_tokens": rng.integers(0, VOCAB, biases),
+            "bias_values": rng.integers(-(2**31), 2**31, biases),
             "group_rows": rng.permutation(decode_rows)[: sum(groups)],
             "group_starts": np.cumsum([0, *groups]) if groups else [],
             "group_blocks": rng.integers(1, 99, len(groups)),
@@ -125,9 +127,9 @@ def steps() -> Iterator[tuple[Step, int]]:
     """(step, bound of its tokens)."""
     rng = np.random.default_rng(3)
     yield Step(rng, decode_rows=1, logits=1), 1
-    yield Step(rng, decode_rows=0, prompts=(3, 590), logits=2, updates=300, params=3, bans=2), 640
+    yield Step(rng, decode_rows=0, prompts=(3, 590), logits=2, updates=300, params=3, biases=2), 640
     yield Step(rng, decode_rows=30, logits=30, updates=4), 32
-    yield Step(rng, decode_rows=33, prompts=(600, 5), logits=40, params=40, bans=599), 640
+    yield Step(rng, decode_rows=33, prompts=(600, 5), logits=40, params=40, biases=599), 640
     yield Step(rng, decode_rows=24, logits=24, groups=(2, 9, 3)), 24
     yield Step(rng, decode_rows=0, prompts=(1,), logits=8, params=8), 8
 
@@ -171,7 +173,7 @@ def test_a_plan_is_taken_in(device: torch.device) -> None:
         padded(given["query_start"], rows + 1, step.tokens, "query_start")
         padded(given["logits_rows"], rows, 0, "logits_rows")
         padded(given["logits_slots"], rows, 0, "logits_slots")
-        for name in ("ban_logits", "ban_tokens", "group_starts", "group_blocks"):
+        for name in ("bias_logits", "bias_tokens", "bias_values", "group_starts", "group_blocks"):
             padded(given[name], len(given[name]), 0, name)
         assert taken["group_rows"][: len(given["group_rows"])] == given["group_rows"].tolist()
         tables[given["table_slots"], given["table_indices"]] = given["table_blocks"]

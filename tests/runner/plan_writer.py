@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,10 @@ _SIZES = {
     "logits_slots": MAX_NUM_SEQS,
     "param_slots": MAX_NUM_SEQS,
     "param_values": 16 * MAX_NUM_SEQS,
-    "ban_logits": 32,
-    "ban_tokens": 32,
+    "bias_logits": 32,
+    "bias_tokens": 32,
+    "bias_values": 32,
+    "mask_logits": MAX_NUM_SEQS,
     "copy_sources": MAX_NUM_SEQS,
     "copy_destinations": MAX_NUM_SEQS,
     "table_slots": 64,
@@ -99,6 +102,7 @@ class PlanWriter:
         new_blocks: list[tuple[int, int, int]] = (),
         copies: list[tuple[int, int]] = (),
         bans: list[tuple[int, int]] = (),
+        biases: list[tuple[int, int, float]] = (),
         block_size: int = 16,
     ) -> Any:
         """Write a step.
@@ -111,9 +115,11 @@ class PlanWriter:
             new_blocks: (slot, index, block) of the block tables.
             copies: (source, destination) blocks.
             bans: (logits row, token).
+            biases: (logits row, token, what is added).
             block_size: tokens a block.
         """
         self._step += 1
+        biases = [*biases, *((row, token, -math.inf) for row, token in bans)]
         arena = self._step % 3
         memory = self._arenas[arena]
         memory[:] = -77
@@ -134,7 +140,7 @@ class PlanWriter:
                 len(copies),
                 0,
                 len(new_params or {}),
-                len(bans),
+                len(biases),
                 0,
                 max(first + len(tokens) for _, tokens, first in work),
                 max(len(tokens) for _, tokens, _ in work),
@@ -150,8 +156,9 @@ class PlanWriter:
             "logits_slots": [slot for _, slot in logits],
             "param_slots": list(new_params or {}),
             "param_values": [number for values in (new_params or {}).values() for number in values],
-            "ban_logits": [row for row, _ in bans],
-            "ban_tokens": [token for _, token in bans],
+            "bias_logits": [row for row, _, _ in biases],
+            "bias_tokens": [token for _, token, _ in biases],
+            "bias_values": struct.unpack(f"<{len(biases)}i", struct.pack(f"<{len(biases)}f", *(b[2] for b in biases))),
             "copy_sources": [source for source, _ in copies],
             "copy_destinations": [destination for _, destination in copies],
             "table_slots": [slot for slot, _, _ in new_blocks],
@@ -175,8 +182,9 @@ class PlanWriter:
             num_block_copies=len(copies),
             num_swaps=0,
             num_param_updates=len(new_params or {}),
-            num_bans=len(bans),
+            num_biases=len(biases),
             num_groups=0,
+            num_masks=0,
         )
 
     def sampled(self, plan: Any) -> list[int]:

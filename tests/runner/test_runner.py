@@ -1,4 +1,4 @@
-"""The runner's own work around the decoder, on hand-written plans: deltas, samples, bans, penalties, copies."""
+"""The runner's own work around the decoder, on hand-written plans: deltas, samples, biases, penalties, copies."""
 
 from __future__ import annotations
 
@@ -156,6 +156,26 @@ def test_banned_tokens_are_never_sampled(engine: tuple[ModelRunner, PlanWriter],
     )
     runner.launch(plan).result()
     assert writer.sampled(plan) == [order[2], other_order[1]]
+
+
+def test_biases_are_added_to_single_logits(engine: tuple[ModelRunner, PlanWriter], oracle: Any) -> None:
+    runner, writer = engine
+    logits = logits_of(oracle, PROMPT).clone()
+    first, second, third = logits.argsort(descending=True)[:3].tolist()
+    gap = float(logits[first] - logits[third])
+    plan = writer.plan(
+        [(0, PROMPT, 0), (1, PROMPT[:9], 0)],
+        TABLES,
+        new_params={0: params(logprobs=1), 1: params()},
+        new_blocks=blocks_of(0, 1),
+        biases=[(0, second, -1.0), (0, third, gap + 0.5)],
+    )
+    result = runner.launch(plan).result()
+    assert writer.sampled(plan) == [third, int(logits_of(oracle, PROMPT[:9]).argmax())]
+    assert result.logprobs is not None
+    logits[second] -= 1.0
+    logits[third] += gap + 0.5
+    assert abs(float(result.logprobs[0]) - float(logits.log_softmax(-1)[third])) < 1e-4
 
 
 def test_log_probabilities(engine: tuple[ModelRunner, PlanWriter], oracle: Any) -> None:

@@ -74,8 +74,9 @@ class CudaStep:
         self._state = DeviceState.empty(layout, max_num_seqs, -(-max_model_len // block_size), device)
         self._samples = Samples.empty(max_num_seqs, max_logprobs, device)
         self._workspace = SampleWorkspace(max_num_seqs, vocab_size, max_logprobs, device)
-        self._ban_logits = layout.view(self._state.plan, "ban_logits")
-        self._ban_tokens = layout.view(self._state.plan, "ban_tokens")
+        self._bias_logits = layout.view(self._state.plan, "bias_logits")
+        self._bias_tokens = layout.view(self._state.plan, "bias_tokens")
+        self._bias_values = layout.view(self._state.plan, "bias_values")
         self._inputs: dict[StepSize, CudaStepInputs] = {}
 
     def __call__(self, size: StepSize) -> None:
@@ -91,8 +92,9 @@ class CudaStep:
             inputs.positions,
             state.params,
             self._token_counts,
-            self._ban_logits,
-            self._ban_tokens,
+            self._bias_logits,
+            self._bias_tokens,
+            self._bias_values,
             state.last_token,
             samples.ids,
             samples.logprobs,

@@ -219,9 +219,11 @@ class FakeTextRunner:
         if self._options.end_after:
             ends = positions + 2 - self._prompt_length[slots] >= self._options.end_after
             ends &= self._may_end[places]
-            if plan.num_bans:
-                banned = arrays["ban_tokens"][: plan.num_bans] == self._end_token
-                ends[arrays["ban_logits"][: plan.num_bans][banned]] = False
+            if plan.num_biases:
+                biases = slice(plan.num_biases)
+                banned = arrays["bias_tokens"][biases] == self._end_token
+                banned &= np.isneginf(arrays["bias_values"][biases].view(np.float32))
+                ends[arrays["bias_logits"][biases][banned]] = False
             tokens[ends] = self._end_token
         self._results[plan.arena][:count] = tokens
         result = StepResult(count)

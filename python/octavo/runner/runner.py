@@ -110,16 +110,16 @@ class ModelRunner:
         for start in range(0, num_logits, decoder.head_rows):
             stop = min(start + decoder.head_rows, num_logits)
             logits = decoder.compute_logits(logits_rows[start:stop])
-            if plan.num_bans:
-                self._ban(arena, plan.num_bans, logits, start)
+            if plan.num_biases:
+                self._bias(arena, plan.num_biases, logits, start)
             self._sampler.sample(logits, state, arena, positions, result, start)
         state.record(arena, num_logits)
         return result
 
     @staticmethod
-    def _ban(arena: Arena, count: int, logits: Memory, start: int) -> None:
-        """Make tokens impossible in the rows of this slice."""
-        rows = arena.arrays["ban_logits"][:count] - start
+    def _bias(arena: Arena, count: int, logits: Memory, start: int) -> None:
+        """Add to single logits of the rows of this slice; none is named twice."""
+        rows = arena.arrays["bias_logits"][:count] - start
         inside = (rows >= 0) & (rows < logits.shape[0])
-        tokens = arena.arrays["ban_tokens"][:count][inside]
-        logits[rows[inside], tokens] = -np.inf
+        tokens = arena.arrays["bias_tokens"][:count][inside]
+        logits[rows[inside], tokens] += arena.arrays["bias_values"][:count].view(np.float32)[inside]

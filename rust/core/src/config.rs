@@ -43,6 +43,8 @@ pub struct Config {
     /// Table entries that one step may change, where the least that keeps every row moving is not more. Many rows that
     /// find a long prefix cached can then start in one step.
     pub max_table_updates: usize,
+    /// Single logits that one step may change, where what one row may ask for is not more.
+    pub max_biases: usize,
 }
 
 impl Default for Config {
@@ -61,12 +63,15 @@ impl Default for Config {
             hash_seed: 0,
             group_min_blocks: 0,
             max_table_updates: 1 << 17,
+            max_biases: 1 << 17,
         }
     }
 }
 
 /// Stop token ids one request may name.
 pub const MAX_STOP_TOKEN_IDS: usize = 128;
+/// Tokens whose logits one request may change.
+pub const MAX_LOGIT_BIAS: usize = 1024;
 
 impl Config {
     /// Refuse what cannot work.
@@ -159,9 +164,13 @@ impl Config {
         least.max(all.min(self.max_table_updates))
     }
 
-    /// Entries of the bans of one step; rows whose bans no longer fit wait for the next step.
+    /// Entries of the biases of one step; rows whose biases no longer fit wait for the next step. What one row may ask for
+    /// always fits, beside the model's end tokens for every other.
     #[must_use]
-    pub fn ban_capacity(&self) -> usize {
-        self.max_num_seqs * (self.eos_token_ids.len() + 1) + 16 * MAX_STOP_TOKEN_IDS
+    pub fn bias_capacity(&self) -> usize {
+        let row = MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + self.eos_token_ids.len();
+        let least = row + self.max_num_seqs * self.eos_token_ids.len();
+        let all = self.max_num_seqs.saturating_mul(row);
+        least.max(all.min(self.max_biases))
     }
 }

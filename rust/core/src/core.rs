@@ -45,6 +45,8 @@ pub struct Core {
     pub(crate) spare: Vec<OpenStep>,
     pub(crate) groups: Groups,
     pub(crate) frame: Frame,
+    /// Request and answer of each masked sample of the step planned last.
+    pub(crate) masked: Vec<(i64, u32)>,
     pub(crate) stats: Stats,
     /// The step planned last.
     pub(crate) step: u64,
@@ -91,6 +93,7 @@ impl Core {
             spare: vec![OpenStep::with_capacity(rows), OpenStep::with_capacity(rows)],
             groups: Groups::default(),
             frame: Frame::with_capacity(rows),
+            masked: Vec::with_capacity(rows),
             stats: Stats { blocks_total: config.usable_blocks() as u64, ..Stats::default() },
             step: 0,
             arrivals: 0,
@@ -160,6 +163,11 @@ impl Core {
             sequences: Vec::with_capacity(spec.n),
             forked: false,
             reserved: Vec::new(),
+            early_biases: if spec.min_tokens > 0 {
+                spec.early_biases(&self.config)
+            } else {
+                Vec::new()
+            },
             spec,
         };
         let place = self.vacant_requests.pop().unwrap_or_else(|| {
@@ -184,6 +192,13 @@ impl Core {
         }
         self.drop_stopped();
         true
+    }
+
+    /// (request, answer) of each sample of the step planned last that is held to a set of tokens, in the order of
+    /// `mask_logits`. All that these answers have drawn so far is committed.
+    #[must_use]
+    pub fn masked(&self) -> &[(i64, u32)] {
+        &self.masked
     }
 
     /// Prompt and committed output of the sequence in a slot.

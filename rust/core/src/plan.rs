@@ -36,19 +36,21 @@ pub struct StepPlan {
     pub num_swaps: usize,
     /// Slots whose sampling parameters are new.
     pub num_param_updates: usize,
-    /// Logits held at minus infinity.
-    pub num_bans: usize,
+    /// Single logits that something is added to.
+    pub num_biases: usize,
     /// Groups of decode rows that share their first blocks.
     pub num_groups: usize,
     /// Tokens in the longest row's cache after the step.
     pub max_seq_len: usize,
     /// Tokens of the longest row.
     pub max_query_len: usize,
+    /// Samples that are held to a set of tokens.
+    pub num_masks: usize,
 }
 
 impl StepPlan {
-    /// The array `counts`, by which a device knows the plan: the fields from `num_tokens` on in their order, then the
-    /// low 31 bits of the step's number, then zeros.
+    /// The array `counts`, by which a device knows the plan: the fields from `num_tokens` to `max_query_len` in their order,
+    /// the low 31 bits of the step's number, `num_masks`, then zeros.
     #[must_use]
     pub fn counts(&self) -> [i32; NUM_COUNTS] {
         let counts = [
@@ -60,12 +62,12 @@ impl StepPlan {
             self.num_block_copies,
             self.num_swaps,
             self.num_param_updates,
-            self.num_bans,
+            self.num_biases,
             self.num_groups,
             self.max_seq_len,
             self.max_query_len,
             (self.step & i32::MAX as u64) as usize,
-            0,
+            self.num_masks,
             0,
             0,
         ];
@@ -121,8 +123,10 @@ arrays!(
     logits_slots,
     param_slots,
     param_values,
-    ban_logits,
-    ban_tokens,
+    bias_logits,
+    bias_tokens,
+    bias_values,
+    mask_logits,
     copy_sources,
     copy_destinations,
     swap_sources,
@@ -150,7 +154,7 @@ impl Layout {
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let (rows, tokens) = (config.max_num_seqs, config.max_num_batched_tokens);
-        let (updates, bans) = (config.table_update_capacity(), config.ban_capacity());
+        let (updates, biases) = (config.table_update_capacity(), config.bias_capacity());
         let mut offset = 0;
         let arrays = NAMES
             .iter()
@@ -159,7 +163,7 @@ impl Layout {
                     "counts" => NUM_COUNTS,
                     "query_start" | "group_starts" => rows + 1,
                     "param_values" => rows * PARAM_LEN,
-                    "ban_logits" | "ban_tokens" => bans,
+                    "bias_logits" | "bias_tokens" | "bias_values" => biases,
                     "table_slots" | "table_indices" | "table_blocks" => updates,
                     "token_ids" | "positions" | "slot_mapping" => tokens,
                     _ => rows,
@@ -260,13 +264,21 @@ impl<'a> PlanWriter<'a> {
         at
     }
 
-    pub(crate) fn ban(&mut self, logit: usize, tokens: &[u32]) {
-        for &token in tokens {
-            let at = self.plan.num_bans;
-            self.arrays.ban_logits[at] = logit as i32;
-            self.arrays.ban_tokens[at] = token as i32;
-            self.plan.num_bans += 1;
+    /// What is added to logits of single tokens; none is named twice.
+    pub(crate) fn bias(&mut self, logit: usize, biases: &[(u32, f32)]) {
+        for &(token, value) in biases {
+            let at = self.plan.num_biases;
+            self.arrays.bias_logits[at] = logit as i32;
+            self.arrays.bias_tokens[at] = token as i32;
+            self.arrays.bias_values[at] = value.to_bits() as i32;
+            self.plan.num_biases += 1;
         }
+    }
+
+    /// Hold a sample to a set of tokens, which the caller knows.
+    pub(crate) fn mask(&mut self, logit: usize) {
+        self.arrays.mask_logits[self.plan.num_masks] = logit as i32;
+        self.plan.num_masks += 1;
     }
 
     pub(crate) fn params(&mut self, slot: Slot, values: [i32; PARAM_LEN]) {
@@ -315,7 +327,7 @@ impl<'a> PlanWriter<'a> {
         self.arrays.table_slots.len() - self.plan.num_table_updates
     }
 
-    pub(crate) fn bans_left(&self) -> usize {
-        self.arrays.ban_logits.len() - self.plan.num_bans
+    pub(crate) fn biases_left(&self) -> usize {
+        self.arrays.bias_logits.len() - self.plan.num_biases
     }
 }

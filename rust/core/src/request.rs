@@ -1,7 +1,7 @@
 //! What a request asks for, and what the core keeps of it.
 
 use crate::block::{NodeUid, SequenceId, Slot};
-use crate::config::{Config, MAX_STOP_TOKEN_IDS, Policy};
+use crate::config::{Config, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, Policy};
 use crate::error::{Error, Result};
 use crate::plan::PARAM_LEN;
 
@@ -46,6 +46,7 @@ impl Default for Sampling {
 
 /// One request.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "a request's independent switches")]
 pub struct RequestSpec {
     /// The caller's number for it, unique among those that run.
     pub request_id: i64,
@@ -77,6 +78,10 @@ pub struct RequestSpec {
     pub cache_salt: Vec<u8>,
     /// Adapter the model runs with; 0 is none.
     pub adapter: u32,
+    /// Added to the logits of single tokens, each named once; minus infinity bans a token.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Every sample is held to a set of tokens that the caller makes when the sample is planned.
+    pub constrained: bool,
 }
 
 impl RequestSpec {
@@ -129,17 +134,7 @@ impl RequestSpec {
                 "this engine has no token table and so no text; use stop_token_ids".into(),
             );
         }
-        let bans = self.n * self.end_tokens(config).count();
-        if self.min_tokens > 0 && bans > config.ban_capacity() {
-            return refuse(
-                "min_tokens",
-                format!(
-                    "{} answers with {} end tokens each are more than one step can hold back; lower n",
-                    self.n,
-                    bans / self.n
-                ),
-            );
-        }
+        self.validate_biases(config)?;
         if self.prompt.len() >= config.max_model_len {
             return Err(Error::ContextLengthExceeded {
                 prompt: self.prompt.len(),
@@ -166,6 +161,15 @@ impl RequestSpec {
         eos.iter().chain(&self.stop_token_ids).copied()
     }
 
+    /// What is added to the logits of samples below the minimum: end tokens are banned, whatever else was asked of them.
+    pub(crate) fn early_biases(&self, config: &Config) -> Vec<(u32, f32)> {
+        let mut ends: Vec<u32> = self.end_tokens(config).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        let others = self.logit_bias.iter().filter(|(token, _)| ends.binary_search(token).is_err());
+        ends.iter().map(|&token| (token, f32::NEG_INFINITY)).chain(others.copied()).collect()
+    }
+
     /// The place in the queue, fixed at arrival: smaller is sooner.
     pub(crate) fn queue_key(&self, config: &Config) -> i64 {
         match config.policy {
@@ -176,6 +180,44 @@ impl RequestSpec {
                 arrival.saturating_add(aging.saturating_mul(i64::from(self.priority)))
             }
         }
+    }
+
+    fn validate_biases(&self, config: &Config) -> Result<()> {
+        let refuse = |field, message| Err(Error::InvalidRequest { field, message });
+        let count = self.logit_bias.len();
+        if count > MAX_LOGIT_BIAS {
+            return refuse(
+                "logit_bias",
+                format!("{count} tokens are too many; give {MAX_LOGIT_BIAS} at most"),
+            );
+        }
+        let mut tokens: Vec<u32> = self.logit_bias.iter().map(|&(token, _)| token).collect();
+        tokens.sort_unstable();
+        if let Some(id) = tokens.last().filter(|&&id| id as usize >= config.vocab_size) {
+            return refuse(
+                "logit_bias",
+                format!("token {id} is outside the vocabulary of {}", config.vocab_size),
+            );
+        }
+        if let Some([id, ..]) = tokens.windows(2).find(|pair| pair[0] == pair[1]) {
+            return refuse("logit_bias", format!("token {id} is named twice"));
+        }
+        let bad = |value: f32| value.is_nan() || value == f32::INFINITY;
+        if let Some((id, value)) = self.logit_bias.iter().find(|&&(_, value)| bad(value)) {
+            return refuse("logit_bias", format!("{value} of token {id} is no finite number"));
+        }
+        let each = if self.min_tokens > 0 { self.early_biases(config).len() } else { count };
+        if self.n.saturating_mul(each) > config.bias_capacity() {
+            let field = if count > 0 { "logit_bias" } else { "min_tokens" };
+            return refuse(
+                field,
+                format!(
+                    "{} answers that each change {each} logits are more than one step can hold; lower n",
+                    self.n
+                ),
+            );
+        }
+        Ok(())
     }
 
     fn validate_sampling(&self, config: &Config) -> Result<()> {
@@ -235,9 +277,16 @@ pub(crate) struct Request {
     pub(crate) forked: bool,
     /// Slots kept for the answers still to be forked.
     pub(crate) reserved: Vec<Slot>,
+    /// What is added to the logits of samples below the minimum: its end tokens are banned there.
+    pub(crate) early_biases: Vec<(u32, f32)>,
 }
 
 impl Request {
+    /// What is added to the logits of a sample.
+    pub(crate) fn biases(&self, below_minimum: bool) -> &[(u32, f32)] {
+        if below_minimum { &self.early_biases } else { &self.spec.logit_bias }
+    }
+
     /// The parameter record of one answer, as the plan arrays lay it out.
     pub(crate) fn param_values(&self, sample_index: u32) -> [i32; PARAM_LEN] {
         let s = &self.spec.sampling;

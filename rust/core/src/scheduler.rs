@@ -1,6 +1,7 @@
 //! The scheduler: which rows make up the next step.
 //!
-//! 1. Every running answer past its prompt gets one token. One that finds no free block preempts the running sequence
+//! 1. Every running answer past its prompt gets one token; a constrained one waits until its last is committed, for
+//!    its set of tokens depends on it. One that finds no free block preempts the running sequence
 //!    that loses least and was not chosen yet: first those whose last token is in flight (they lose nothing), then under
 //!    the priority policy the least urgent, then the fewest computed tokens, then the youngest.
 //! 2. Prompts under way share what is left of the token budget, oldest first. While others could use it too, one prompt
@@ -32,6 +33,7 @@ impl Core {
         let mut writer = PlanWriter::new(&self.layout, arena, step, index)?;
         let mut open = self.spare.pop().unwrap_or_default();
         open.clear(step);
+        self.masked.clear();
 
         let preemptions = self.stats.preemptions;
         self.choose_decode_rows(&mut writer, &mut open);
@@ -63,9 +65,11 @@ impl Core {
                 continue;
             }
             let position = sequence.computed;
-            let num_bans = self.num_bans(id);
+            if sequence.in_flight > 0 && self.request(sequence.request).spec.constrained {
+                continue;
+            }
             if sequence.table.num_unsynced() + 1 > writer.tables_left()
-                || num_bans > writer.bans_left()
+                || self.biases(id).len() > writer.biases_left()
                 || !self.make_room(id, open.step, writer)
             {
                 continue;
@@ -79,17 +83,11 @@ impl Core {
             let block = sequence.table.blocks()[position / block_size];
             writer.row(sequence.slot, position + 1, 1, 1);
             writer.token(token, position, block.index() * block_size + position % block_size);
-            let logit = writer.logit(sequence.slot);
             sequence.computed += 1;
-            sequence.in_flight += 1;
             sequence.open_rows += 1;
             sequence.chosen_in = open.step;
             open.rows.push(OpenRow { id, end: position + 1, num_sampled: 1 });
-            open.samples.push(id);
-            if num_bans > 0 {
-                let place = sequence.request;
-                writer.ban(logit, &self.request(place).end_tokens);
-            }
+            self.write_sample(id, writer, open);
         }
         writer.plan.num_decode_rows = writer.plan.num_rows;
         for block in self.set_aside.drain(..) {
@@ -97,14 +95,24 @@ impl Core {
         }
     }
 
-    /// Bans of one sample of a sequence: its end tokens while it is shorter than its minimum.
-    fn num_bans(&self, id: SequenceId) -> usize {
+    /// What is added to the logits of the next sample of a sequence.
+    fn biases(&self, id: SequenceId) -> &[(u32, f32)] {
         let sequence = &self.sequences[id];
-        if sequence.len() < sequence.min_len {
-            self.request(sequence.request).end_tokens.len()
-        } else {
-            0
+        self.request(sequence.request).biases(sequence.len() < sequence.min_len)
+    }
+
+    /// Draw a sample of a sequence from the last token written.
+    fn write_sample(&mut self, id: SequenceId, writer: &mut PlanWriter<'_>, open: &mut OpenStep) {
+        let sequence = &self.sequences[id];
+        let logit = writer.logit(sequence.slot);
+        writer.bias(logit, self.biases(id));
+        let spec = &self.request(sequence.request).spec;
+        if spec.constrained {
+            writer.mask(logit);
+            self.masked.push((spec.request_id, sequence.sample_index));
         }
+        self.sequences[id].in_flight += 1;
+        open.samples.push(id);
     }
 
     /// See to it that the block of the next token is the sequence's own, preempting others if no block is free; false
@@ -165,7 +173,7 @@ impl Core {
         self.prompt_rows.clear();
         let mut budget = self.config.max_num_batched_tokens - writer.plan.num_tokens;
         let mut tables = writer.tables_left();
-        let mut bans = writer.bans_left();
+        let mut biases = writer.biases_left();
         for i in 0..self.prefilling.len() {
             if budget == 0 {
                 break;
@@ -173,14 +181,14 @@ impl Core {
             let others = i + 1 < self.prefilling.len() || admit && self.could_admit();
             let id = self.prefilling[i];
             let unsynced = self.sequences[id].table.num_unsynced();
-            if unsynced <= tables && self.choose_chunk(id, others, &mut budget, &mut bans) {
+            if unsynced <= tables && self.choose_chunk(id, others, &mut budget, &mut biases) {
                 tables -= unsynced;
             }
         }
         while admit && budget > 0 {
             let Some(id) = self.admit_first(tables) else { break };
             let others = self.could_admit();
-            if self.choose_chunk(id, others, &mut budget, &mut bans) {
+            if self.choose_chunk(id, others, &mut budget, &mut biases) {
                 tables -= self.sequences[id].table.num_unsynced();
             }
         }
@@ -188,11 +196,11 @@ impl Core {
             let (id, count) = self.prompt_rows[i];
             let left = self.sequences[id].prefill_len - self.sequences[id].computed - count;
             let more = left.min(budget);
-            let needed = self.num_bans(id) * self.num_samples(id);
-            if more > 0 && (more < left || needed <= bans) {
+            let needed = self.biases(id).len() * self.num_samples(id);
+            if more > 0 && (more < left || needed <= biases) {
                 self.prompt_rows[i].1 += more;
                 budget -= more;
-                bans -= if more == left { needed } else { 0 };
+                biases -= if more == left { needed } else { 0 };
             }
         }
     }
@@ -209,7 +217,7 @@ impl Core {
         id: SequenceId,
         others: bool,
         budget: &mut usize,
-        bans: &mut usize,
+        biases: &mut usize,
     ) -> bool {
         let sequence = &self.sequences[id];
         let left = sequence.prefill_len - sequence.computed;
@@ -220,11 +228,11 @@ impl Core {
         };
         let count = left.min(cap);
         if count == left {
-            let needed = self.num_bans(id) * self.num_samples(id);
-            if needed > *bans {
+            let needed = self.biases(id).len() * self.num_samples(id);
+            if needed > *biases {
                 return false;
             }
-            *bans -= needed;
+            *biases -= needed;
         }
         *budget -= count;
         self.prompt_rows.push((id, count));
@@ -272,7 +280,6 @@ impl Core {
     ) {
         let block_size = self.config.block_size;
         let num_sampled = if last { self.num_samples(id) } else { 0 };
-        let num_bans = self.num_bans(id);
         let sequence = &mut self.sequences[id];
         let (slot, start, end) = (sequence.slot, sequence.computed, sequence.computed + count);
         if std::mem::take(&mut sequence.params_due) {
@@ -303,13 +310,7 @@ impl Core {
         self.fork(id, num_sampled, writer);
         for i in 0..num_sampled {
             let id = if i == 0 { id } else { self.request(place).sequences[i] };
-            let sequence = &mut self.sequences[id];
-            sequence.in_flight += 1;
-            open.samples.push(id);
-            let logit = writer.logit(sequence.slot);
-            if num_bans > 0 {
-                writer.ban(logit, &self.request(place).end_tokens);
-            }
+            self.write_sample(id, writer, open);
         }
     }
 

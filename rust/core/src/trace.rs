@@ -89,8 +89,13 @@ pub fn describe(core: &Core, plan: &StepPlan, arena: &[i32]) -> String {
         format!("{}->{}", array("copy_sources")[i], array("copy_destinations")[i])
     });
     list("params", plan.num_param_updates, &|i| array("param_slots")[i].to_string());
-    list("bans", plan.num_bans, &|i| {
-        format!("{}:{}", array("ban_logits")[i], array("ban_tokens")[i])
+    list("biases", plan.num_biases, &|i| {
+        let value = f32::from_bits(array("bias_values")[i] as u32);
+        format!("{}:{}{value:+}", array("bias_logits")[i], array("bias_tokens")[i])
+    });
+    list("masks", plan.num_masks, &|i| {
+        let (request, sample) = core.masked()[i];
+        format!("{}:{request}.{sample}", array("mask_logits")[i])
     });
     list("groups", plan.num_groups, &|i| {
         let starts = array("group_starts");

@@ -11,7 +11,7 @@ use support::engine::Engine;
 /// One thing that happens to the engine.
 #[derive(Clone, Debug)]
 enum Event {
-    Submit(RequestSpec),
+    Submit(Box<RequestSpec>),
     Step,
     /// Plan ahead, committing nothing.
     Launch,
@@ -53,6 +53,7 @@ fn configs() -> impl Strategy<Value = Config> {
                 enable_prefix_caching: prefix,
                 hash_seed: 5,
                 max_table_updates: if extra % 2 == 0 { 0 } else { 1 << 17 },
+                max_biases: if extra % 3 == 0 { 0 } else { 1 << 17 },
                 group_min_blocks: group,
             },
         )
@@ -67,8 +68,15 @@ fn specs() -> impl Strategy<Value = RequestSpec> {
         prop::collection::vec("[a-e]{1,2}".prop_map(String::into_bytes), 0..3),
         any::<(bool, bool, bool)>(),
     );
-    (prompt, limits, stops, 0_u64..3, 0_u32..2).prop_map(
-        |(prompt, limits, stops, seed, adapter)| {
+    let bias = prop_oneof![Just(f32::NEG_INFINITY), -30.0_f32..30.0];
+    let logit_bias = prop_oneof![
+        2 => Just(Vec::new()),
+        1 => prop::collection::btree_map(0..VOCAB as u32, bias, 0..5)
+            .prop_map(|biases| biases.into_iter().collect()),
+    ];
+    let held = (logit_bias, prop::bool::weighted(0.3));
+    (prompt, limits, stops, 0_u64..3, 0_u32..2, held).prop_map(
+        |(prompt, limits, stops, seed, adapter, (logit_bias, constrained))| {
             let (family, shared, tail) = prompt;
             let (n, max_tokens, min_tokens, priority) = limits;
             let (stop_token_ids, stop, (ignore_eos, include_stop, salted)) = stops;
@@ -89,6 +97,8 @@ fn specs() -> impl Strategy<Value = RequestSpec> {
                 priority,
                 cache_salt: if salted { vec![1] } else { Vec::new() },
                 adapter,
+                logit_bias,
+                constrained,
                 ..RequestSpec::default()
             }
         },
@@ -97,7 +107,7 @@ fn specs() -> impl Strategy<Value = RequestSpec> {
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
-        4 => specs().prop_map(Event::Submit),
+        4 => specs().prop_map(|spec| Event::Submit(Box::new(spec))),
         8 => Just(Event::Step),
         3 => Just(Event::Launch),
         1 => any::<prop::sample::Index>().prop_map(Event::Abort),
@@ -117,7 +127,7 @@ proptest! {
         for (now, event) in events.into_iter().enumerate() {
             match event {
                 Event::Submit(spec) => {
-                    let spec = RequestSpec { request_id: now as i64, arrival_us: now as u64, ..spec };
+                    let spec = RequestSpec { request_id: now as i64, arrival_us: now as u64, ..*spec };
                     engine.submit(&spec);
                 }
                 Event::Step => drop(engine.step()),

@@ -51,6 +51,14 @@ fn what_can_never_fit_is_refused_at_once() {
         ("stop", RequestSpec { stop: vec![b"x".to_vec()], ..spec.clone() }),
         ("stop", RequestSpec { stop: vec![vec![]], ..spec.clone() }),
         ("stop_token_ids", RequestSpec { stop_token_ids: vec![VOCAB as u32], ..spec.clone() }),
+        ("logit_bias", RequestSpec { logit_bias: vec![(VOCAB as u32, 1.0)], ..spec.clone() }),
+        (
+            "logit_bias",
+            RequestSpec { logit_bias: vec![(3, 1.0), (1, 1.0), (3, 2.0)], ..spec.clone() },
+        ),
+        ("logit_bias", RequestSpec { logit_bias: vec![(3, f32::NAN)], ..spec.clone() }),
+        ("logit_bias", RequestSpec { logit_bias: vec![(3, f32::INFINITY)], ..spec.clone() }),
+        ("logit_bias", RequestSpec { logit_bias: vec![(3, 1.0); 1025], ..spec.clone() }),
         ("request_id", RequestSpec { request_id: 0, ..spec.clone() }),
     ] {
         let spec = RequestSpec { request_id: if name == "request_id" { 0 } else { 9 }, ..spec };
@@ -72,6 +80,24 @@ fn what_can_never_fit_is_refused_at_once() {
     }
     core.check_invariants().expect("a refusal leaves no trace");
     assert_eq!(core.stats().waiting, 1);
+}
+
+#[test]
+fn biases_that_fit_no_step_are_refused_and_those_of_one_answer_always_fit() {
+    let config = Config { vocab_size: 2000, max_biases: 0, max_num_seqs: 8, ..config() };
+    let mut core = Core::new(config, None).expect("good");
+    let spec = RequestSpec {
+        prompt: prompt(4, 0),
+        max_tokens: 4,
+        min_tokens: 2,
+        n: 1,
+        logit_bias: (100..1124).map(|token| (token, -1.0)).collect(),
+        stop_token_ids: (1200..1328).collect(),
+        ..RequestSpec::default()
+    };
+    core.submit(spec.clone()).expect("one answer");
+    let error = core.submit(RequestSpec { request_id: 1, n: 2, ..spec }).expect_err("two");
+    assert!(matches!(error, Error::InvalidRequest { field: "logit_bias", .. }), "{error}");
 }
 
 #[test]

@@ -371,12 +371,14 @@ fn end_tokens_are_held_back_below_the_minimum() {
     };
     bench.core.submit(spec).expect("fits");
     let (plan, _) = bench.step(1);
-    assert_eq!(&bench.array(&plan, "ban_logits")[..plan.num_bans], [0, 0, 0, 1, 1, 1]);
-    assert_eq!(&bench.array(&plan, "ban_tokens")[..plan.num_bans], [0, 4, 5, 0, 4, 5]);
+    assert_eq!(&bench.array(&plan, "bias_logits")[..plan.num_biases], [0, 0, 0, 1, 1, 1]);
+    assert_eq!(&bench.array(&plan, "bias_tokens")[..plan.num_biases], [0, 4, 5, 0, 4, 5]);
+    let banned = f32::NEG_INFINITY.to_bits() as i32;
+    assert_eq!(&bench.array(&plan, "bias_values")[..plan.num_biases], [banned; 6]);
     let (plan, _) = bench.step(1);
-    assert_eq!(plan.num_bans, 6);
+    assert_eq!(plan.num_biases, 6);
     let (plan, events) = bench.step(5);
-    assert_eq!((plan.num_bans, events), (0, vec![(1, 1), (1, 1)]));
+    assert_eq!((plan.num_biases, events), (0, vec![(1, 1), (1, 1)]));
     assert_eq!(bench.core.frame().stop_reasons, [5, 5]);
 }
 
@@ -432,11 +434,13 @@ fn no_more_requests_wait_for_a_prefix_than_could_run() {
 }
 
 #[test]
-fn rows_whose_bans_do_not_fit_wait_for_the_next_step() {
+fn rows_whose_biases_do_not_fit_wait_for_the_next_step() {
     let mut bench = Bench::new(Config {
         max_num_seqs: 32,
         max_num_batched_tokens: 64,
         num_blocks: 99,
+        vocab_size: 400,
+        max_biases: 0,
         ..config()
     });
     for request_id in 0..32 {
@@ -446,20 +450,21 @@ fn rows_whose_bans_do_not_fit_wait_for_the_next_step() {
             max_tokens: 4,
             min_tokens: 4,
             n: 1,
-            stop_token_ids: vec![5; 128],
+            logit_bias: (5..305).map(|token| (token, 1.0)).collect(),
             ..RequestSpec::default()
         };
         bench.core.submit(spec).expect("fits");
     }
-    let capacity = bench.core.config().ban_capacity();
+    // Each asks for 300 and its end token.
+    let capacity = bench.core.config().bias_capacity();
     let (mut steps, mut rows) = (0, 0);
     while bench.core.has_work() {
         let (plan, _) = bench.step(1);
-        assert!(plan.num_bans <= capacity);
+        assert!(plan.num_biases <= capacity);
         (steps, rows) = (steps + 1, rows.max(plan.num_rows));
     }
-    assert_eq!((bench.stats().finished_length, rows), (32, capacity / 129));
-    assert!(steps < 16, "{steps} steps");
+    assert_eq!((bench.stats().finished_length, rows), (32, capacity / 301));
+    assert!(steps < 50, "{steps} steps");
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 mod support;
 
+use octavo_core::block::Slot;
 use octavo_core::trace::{Operation, apply, describe};
 use octavo_core::{Config, Core, Policy, RequestSpec};
-use support::{Device, VOCAB, token_table};
+use support::{Device, VOCAB, allowed, token_table};
 
 fn config() -> Config {
     Config {
@@ -66,7 +67,17 @@ impl Run {
         self.trace += &plan
             .map_or("nothing to plan\n".into(), |plan| describe(&self.core, &plan, &self.arena));
         self.log.push(Operation::Plan);
-        plan.map(|plan| self.device.run(&plan, &self.arena))
+        let plan = plan?;
+        let masked = &self.core.layout().slice(&self.arena, "mask_logits")[..plan.num_masks];
+        let slots = self.core.layout().slice(&self.arena, "logits_slots");
+        let masks: Vec<Vec<bool>> = masked
+            .iter()
+            .map(|&logit| {
+                let history = self.core.history(Slot(slots[logit as usize] as u32));
+                allowed(history.expect("it runs").iter().map(|&token| token as i32))
+            })
+            .collect();
+        Some(self.device.run(&plan, &self.arena, &masks))
     }
 
     fn finish(mut self, overlap: bool) -> Self {
@@ -129,6 +140,19 @@ fn priority_and_stop_rules() {
 }
 
 #[test]
+fn biases_and_masks_beside_an_answer_planned_ahead() {
+    let mut run = Run::new(config());
+    run.submit(request(1, 1..5, 3));
+    run.submit(RequestSpec { n: 2, constrained: true, ..request(2, 5..9, 3) });
+    run.submit(RequestSpec {
+        logit_bias: vec![(0, 3.0), (7, 25.5), (9, f32::NEG_INFINITY)],
+        min_tokens: 1,
+        ..request(3, 9..12, 2)
+    });
+    insta::assert_snapshot!(run.finish(true).trace);
+}
+
+#[test]
 fn a_recorded_log_replays_to_the_same_decisions() {
     let mut run =
         Run::new(Config { num_blocks: 11, max_model_len: 36, group_min_blocks: 1, ..config() });
@@ -136,6 +160,7 @@ fn a_recorded_log_replays_to_the_same_decisions() {
         let shared = 1..(id as u32 % 13 + 2);
         run.submit(RequestSpec {
             n: 1 + id as usize % 3,
+            constrained: id % 5 == 0,
             ..request(id, shared.chain([id as u32 % 40]), 9)
         });
         let launched = run.launch();

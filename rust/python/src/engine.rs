@@ -44,10 +44,11 @@ step_plan_getters!(
     num_block_copies: usize,
     num_swaps: usize,
     num_param_updates: usize,
-    num_bans: usize,
+    num_biases: usize,
     num_groups: usize,
     max_seq_len: usize,
     max_query_len: usize,
+    num_masks: usize,
 );
 
 /// The outputs of one committed step; every array as little-endian bytes.
@@ -256,11 +257,15 @@ impl Core {
             presence_penalty = 0.0, frequency_penalty = 0.0, seed = 0, logprobs = -1,
             stop_token_ids = Vec::new(), stop = Vec::new(), ignore_eos = false,
             include_stop_str_in_output = false, skip_special_tokens = true, priority = 0,
-            cache_salt = None, adapter = 0,
+            cache_salt = None, adapter = 0, logit_bias = Vec::new(), constrained = false,
         ),
-        text_signature = "($self, request_id, prompt_token_ids, *, arrival_us, n=1, max_tokens, min_tokens=0, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, seed=0, logprobs=-1, stop_token_ids=..., stop=..., ignore_eos=False, include_stop_str_in_output=False, skip_special_tokens=True, priority=0, cache_salt=b'', adapter=0)"
+        text_signature = "($self, request_id, prompt_token_ids, *, arrival_us, n=1, max_tokens, min_tokens=0, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, seed=0, logprobs=-1, stop_token_ids=..., stop=..., ignore_eos=False, include_stop_str_in_output=False, skip_special_tokens=True, priority=0, cache_salt=b'', adapter=0, logit_bias=..., constrained=False)"
     )]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
+    #[expect(
+        clippy::too_many_arguments,
+        clippy::fn_params_excessive_bools,
+        reason = "keyword arguments of the Python method"
+    )]
     fn submit(
         &self,
         request_id: i64,
@@ -286,6 +291,8 @@ impl Core {
         priority: i32,
         cache_salt: Option<&[u8]>,
         adapter: u32,
+        logit_bias: Vec<(u32, f32)>,
+        constrained: bool,
     ) -> PyResult<()> {
         let not_negative = |field: &'static str, value: i64| {
             usize::try_from(value).map_err(|_| {
@@ -332,6 +339,8 @@ impl Core {
             priority,
             cache_salt: cache_salt.unwrap_or_default().to_vec(),
             adapter,
+            logit_bias,
+            constrained,
         };
         self.with(|inner| Ok(inner.core.submit(spec)))?.map_err(|error| python_error(&error))
     }
@@ -361,6 +370,19 @@ impl Core {
 
     fn abort(&self, request_id: i64) -> PyResult<bool> {
         self.with(|inner| Ok(inner.core.abort(request_id)))
+    }
+
+    fn masked<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.with(|inner| {
+            let masked = inner.core.masked();
+            PyBytes::new_with(py, masked.len() * 16, |out| {
+                for (to, &(request, sample)) in out.as_chunks_mut::<16>().0.iter_mut().zip(masked) {
+                    to[..8].copy_from_slice(&request.to_le_bytes());
+                    to[8..].copy_from_slice(&i64::from(sample).to_le_bytes());
+                }
+                Ok(())
+            })
+        })
     }
 
     fn history<'py>(&self, py: Python<'py>, slot: u32) -> PyResult<Bound<'py, PyBytes>> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use octavo_core::{Config, Core, RequestSpec, StepPlan};
 
-use super::{Answer, Device, alone, token_table};
+use super::{Answer, Device, allowed, alone, token_table};
 
 /// An engine: the core, the device, the steps in flight and what came out.
 pub(crate) struct Engine {
@@ -64,7 +64,9 @@ impl Engine {
         let plan = self.core.plan(&mut self.arena).unwrap();
         self.core.check_invariants().unwrap();
         if let Some(plan) = plan {
-            let sampled = self.device.run(&plan, &self.arena);
+            let masks: Vec<Vec<bool>> =
+                self.core.masked().iter().map(|&(id, sample)| self.mask(id, sample)).collect();
+            let sampled = self.device.run(&plan, &self.arena, &masks);
             self.in_flight.push_back((plan, sampled));
         }
         plan.is_some()
@@ -80,6 +82,14 @@ impl Engine {
             self.core.check_invariants().unwrap();
         }
         worked
+    }
+
+    /// What an answer may go on with, by the tokens that came out of it so far.
+    fn mask(&self, id: i64, sample: u32) -> Vec<bool> {
+        let spec = &self.specs[&id];
+        assert!(spec.constrained);
+        let prompt = spec.prompt.iter().map(|&token| token as i32);
+        allowed(prompt.chain(self.answers[&(id, sample as i32)].tokens.iter().copied()))
     }
 
     fn commit(&mut self, plan: &StepPlan, sampled: &[i32]) {

@@ -25,18 +25,39 @@ fn letter(token: usize) -> Vec<u8> {
     vec![b'a' + (token % 26) as u8]
 }
 
-/// The token that follows a history.
-fn model(history: impl Iterator<Item = i32>, seed: i32, sample: i32, bans: &[i32]) -> i32 {
+/// The token that follows a history: the likeliest of those allowed; ties go to the lowest id.
+fn model(
+    history: impl Iterator<Item = i32>,
+    seed: i32,
+    sample: i32,
+    biases: &[(i32, f32)],
+    allowed: Option<&[bool]>,
+) -> i32 {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ (seed as u64) << 8 ^ sample as u64;
     for token in history {
         state = (state ^ token as u64).wrapping_mul(0xd6e8_feb8_6659_fd93);
         state ^= state >> 32;
     }
-    let first = (state % VOCAB as u64) as i32;
-    (0..VOCAB as i32)
-        .map(|i| (first + i) % VOCAB as i32)
-        .find(|token| !bans.contains(token))
-        .expect("some token is not banned")
+    let first = (state % VOCAB as u64) as usize;
+    let mut logits: Vec<f32> =
+        (0..VOCAB).map(|token| -(((token + VOCAB - first) % VOCAB) as f32)).collect();
+    for &(token, value) in biases {
+        logits[token as usize] += value;
+    }
+    let allowed = |token: usize| allowed.is_none_or(|allowed| allowed[token]);
+    (0..VOCAB)
+        .filter(|&token| allowed(token))
+        .max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a)))
+        .expect("some token is allowed") as i32
+}
+
+/// The tokens that a constrained answer may go on with, by its prompt and all it has drawn.
+pub(crate) fn allowed(history: impl Iterator<Item = i32>) -> Vec<bool> {
+    let hash = history
+        .fold(17_u64, |state, token| (state ^ token as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    (0..VOCAB as u64)
+        .map(|token| token == hash >> 40 & 31 || (hash >> token).is_multiple_of(8))
+        .collect()
 }
 
 /// What the device holds.
@@ -66,8 +87,8 @@ impl Device {
         }
     }
 
-    /// Carry out one step; the sampled ids.
-    pub(crate) fn run(&mut self, plan: &StepPlan, arena: &[i32]) -> Vec<i32> {
+    /// Carry out one step, its masked samples held to `masks`; the sampled ids.
+    pub(crate) fn run(&mut self, plan: &StepPlan, arena: &[i32], masks: &[Vec<bool>]) -> Vec<i32> {
         let layout = self.layout.clone();
         let array = |name| layout.slice(arena, name);
         assert_eq!(array("counts"), plan.counts());
@@ -97,7 +118,15 @@ impl Device {
         }
         self.write(plan, arena);
         self.check_groups(plan, arena);
-        (0..plan.num_logits).map(|logit| self.sample(logit, plan, arena)).collect()
+        assert_eq!(plan.num_masks, masks.len());
+        let masked = &array("mask_logits")[..plan.num_masks];
+        assert!(masked.is_sorted_by(|a, b| a < b), "a sample has one mask");
+        (0..plan.num_logits)
+            .map(|logit| {
+                let mask = masked.iter().position(|&at| at as usize == logit);
+                self.sample(logit, plan, arena, mask.map(|mask| masks[mask].as_slice()))
+            })
+            .collect()
     }
 
     fn write(&mut self, plan: &StepPlan, arena: &[i32]) {
@@ -173,7 +202,13 @@ impl Device {
         }
     }
 
-    fn sample(&mut self, logit: usize, plan: &StepPlan, arena: &[i32]) -> i32 {
+    fn sample(
+        &mut self,
+        logit: usize,
+        plan: &StepPlan,
+        arena: &[i32],
+        allowed: Option<&[bool]>,
+    ) -> i32 {
         let layout = self.layout.clone();
         let array = |name| layout.slice(arena, name);
         let at = array("logits_rows")[logit];
@@ -193,13 +228,15 @@ impl Device {
             assert_eq!(at, position, "the cache slot was written for another position");
             token
         });
-        let bans: Vec<i32> = (0..plan.num_bans)
-            .filter(|&i| array("ban_logits")[i] as usize == logit)
-            .map(|i| array("ban_tokens")[i])
+        let biases: Vec<(i32, f32)> = (0..plan.num_biases)
+            .filter(|&i| array("bias_logits")[i] as usize == logit)
+            .map(|i| (array("bias_tokens")[i], f32::from_bits(array("bias_values")[i] as u32)))
             .collect();
+        let tokens: std::collections::BTreeSet<i32> = biases.iter().map(|bias| bias.0).collect();
+        assert_eq!(tokens.len(), biases.len(), "a logit is changed once");
         let slot = array("logits_slots")[logit] as usize;
         let params = &self.params[slot];
-        let token = model(history, params[7], params[9], &bans);
+        let token = model(history, params[7], params[9], &biases, allowed);
         self.last_token[slot] = token;
         token
     }
@@ -228,11 +265,20 @@ fn alone_one(spec: &RequestSpec, config: &Config, sample: i32, with_text: bool) 
     let mut answer = Answer { stop: i32::MIN, ..Answer::default() };
     loop {
         let early = answer.tokens.len() < spec.min_tokens;
+        let mut biases: Vec<(i32, f32)> = Vec::new();
+        for &(token, value) in &spec.logit_bias {
+            biases.push((token as i32, value));
+        }
+        if early {
+            biases.extend(ends.iter().map(|&token| (token, f32::NEG_INFINITY)));
+        }
+        let allowed = spec.constrained.then(|| allowed(history.iter().copied()));
         let token = model(
             history.iter().copied(),
             spec.sampling.seed as i32,
             sample,
-            if early { &ends } else { &[] },
+            &biases,
+            allowed.as_deref(),
         );
         history.push(token);
         answer.tokens.push(token);
