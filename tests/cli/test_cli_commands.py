@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 from cli_fakes import CommandEngine
-from octavo.cli import main
+from octavo.cli import main, vllm_arguments
 from octavo.cli.options import parse_bytes
 from octavo.engine import async_engine
+from typer.main import get_command
 
 FAKES = str(Path(__file__).with_name("cli_fakes.py"))
 REPLY = "Hello, wörld! 🎉 数据 and more. "
@@ -118,22 +119,39 @@ def test_help_imports_nothing_heavy() -> None:
         (["serve", "fake", "--port", "x"], 2, "--port"),
         (["serve", "fake", "--port", "70000"], 2, "--port"),
         (["serve", "fake", "--no-such-flag"], 2, "--no-such-flag"),
-        (["serve", "fake", "--block-size", "7"], 1, "block_size: 7"),
-        (["serve", "fake", "--dtype", "int3"], 1, "dtype: 'int3'"),
-        (["serve", "fake", "--device", "tpu"], 1, "device: 'tpu'"),
-        (["serve", "fake", "--kv-cache-memory", "much"], 1, "kv_cache_memory: 'much'"),
-        (["serve", "fake", "--trust-remote-code"], 1, "trust_remote_code"),
-        (["serve", "fake", "--gpu-memory-utilization", "nan"], 1, "gpu_memory_utilization: nan"),
-        (["serve", "fake", "--host", "no.such.host.invalid"], 1, "host: 'no.such.host.invalid'"),
-        (["serve", "fake", "--uvicorn-log-level", "loud"], 1, "uvicorn_log_level: 'loud'"),
+        # Mistakes are told by the flag, whatever the setting behind it is called.
+        (["serve", "fake", "--block-size", "7"], 1, "error: --block-size: 7"),
+        (["serve", "fake", "--dtype", "int3"], 1, "error: --dtype: 'int3'"),
+        (["serve", "fake", "--device", "tpu"], 1, "error: --device: 'tpu'"),
+        (["serve", "fake", "--kv-cache-memory", "much"], 1, "error: --kv-cache-memory: 'much'"),
+        (["serve", "fake", "--trust-remote-code"], 1, "error: --trust-remote-code: "),
+        (["serve", "fake", "--gpu-memory-utilization", "nan"], 1, "error: --gpu-memory-utilization: nan"),
+        (["serve", "fake", "--host", "no.such.host.invalid"], 1, "error: --host: 'no.such.host.invalid'"),
+        (["serve", "fake", "--uvicorn-log-level", "loud"], 1, "error: --uvicorn-log-level: 'loud'"),
+        (["serve", "fake", "--max-model-len", "1"], 1, "error: --max-model-len: 1"),
+        (["serve", "fake", "--max_model_len=1"], 1, "error: --max-model-len: 1"),
+        (["serve", "fake", "--num-gpu-blocks-override", "0"], 1, "error: --num-gpu-blocks-override: 0"),
+        (["serve", "fake", "--sse-keep-alive-interval", "-1"], 1, "error: --sse-keep-alive-interval: -1"),
+        (["serve", "fake", "--max-num-batched-tokens", "4"], 1, "4 is less than --max-num-seqs (256)"),
+        (["serve", "fake", "--api-processes", "2", "--idle-unload", "5"], 1, "error: --idle-unload: models cannot"),
+        (["serve", "fake", "--tensor-parallel-size", "2"], 2, "error: --tensor-parallel-size: Octavo has no such flag"),
+        (["serve", "fake", "-tp", "2"], 2, "error: -tp: Octavo has no such flag; an engine runs on one GPU"),
+        (["serve", "fake", "-O3"], 2, "error: -O3: Octavo has no such flag; a GPU's steps are CUDA graphs"),
+        (
+            ["serve", "fake", "--api_server_count=2"],
+            2,
+            "error: --api-server-count: Octavo has no such flag; use --api-",
+        ),
+        (["serve", "fake", "--no-enable-chunked-prefill"], 2, "error: --no-enable-chunked-prefill: Octavo has no such"),
         (["run", "fake", ""], 1, "prompt: is empty"),
-        (["run", "fake", "x", "--temperature", "-1"], 1, "temperature: -1"),
-        (["run", "fake", "x", "--temperature", "nan"], 1, "temperature: nan"),
+        (["run", "fake", "x", "--temperature", "-1"], 1, "error: --temperature: -1"),
+        (["run", "fake", "x", "--temperature", "nan"], 1, "error: --temperature: nan"),
+        (["run", "fake", "x", "--sampling-seed", str(1 << 63)], 1, f"error: --sampling-seed: {1 << 63}"),
         (["run", "fake", "x" * 300], 1, "context of 256"),
         (["chat", "missing"], 1, "model: there is no 'missing'"),
         (["plan", "/no/such/model"], 1, "/no/such/model"),
         (["bench", "nothing"], 1, "there is no 'nothing'"),
-        (["bench", "serve", "--base-url", "ftp://x"], 1, "base_url: 'ftp://x'"),
+        (["bench", "serve", "--base-url", "ftp://x"], 1, "error: --base-url: 'ftp://x'"),
         (["bench", "serve", "--base-url", "http://127.0.0.1:9"], 1, "127.0.0.1:9"),
     ],
 )
@@ -154,6 +172,32 @@ def test_a_mistake_is_one_line(
     assert text in last
     assert all(line.startswith("[prompt ") for line in before)
     assert printed.out == ""
+
+
+def test_every_missing_flag_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "fake", "--tensor-parallel-size=2", "--enforce-eager", "-q", "awq", "--port", "0"])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["--tensor-parallel-size", "--enforce-eager", "-q"]
+
+
+def test_no_flag_is_both_there_and_missing() -> None:
+    from octavo.cli.app import app
+
+    there = {name for option in get_command(app).commands["serve"].params for name in option.opts}
+    assert not there & vllm_arguments._INSTEAD.keys()
+    assert set(vllm_arguments._SHORT.values()) <= vllm_arguments._INSTEAD.keys()
+    # Every flag that a text sends its reader to is there.
+    named = {flag for text in vllm_arguments._INSTEAD.values() for flag in re.findall(r"(?<![\w-]) (--[a-z-]+)", text)}
+    assert named - there <= {"--no-access-log", "--revision"}
+
+
+def test_a_mistake_in_a_file_is_told_by_its_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('[models.fake]\nmodel = "fake"\nmax_model_len = 1\n')
+    with pytest.raises(SystemExit):
+        main(["serve", "--config", str(file)])
+    assert capsys.readouterr().err == f"error: {file}: models.fake.max_model_len: 1 is too small; use 2 or more\n"
 
 
 def test_a_mistake_ends_the_process() -> None:
@@ -284,13 +328,13 @@ def test_port_in_use_is_said_at_once() -> None:
         port = taken.getsockname()[1]
         done = octavo("serve", "fake", "--port", str(port), FAKE_ENGINE_LOADING="50")
     assert done.returncode == 1
-    assert done.stderr == f"error: port: {port} is in use on 127.0.0.1; choose another with --port, or 0 for any\n"
+    assert done.stderr == f"error: --port: {port} is in use on 127.0.0.1; choose another with --port, or 0 for any\n"
 
 
 def test_an_address_of_another_machine() -> None:
     done = octavo("serve", "fake", "--host", "192.0.2.1")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: host: 192.0.2.1 ")
+    assert done.stderr.startswith("error: --host: 192.0.2.1 ")
 
 
 def refused(url: str) -> urllib.error.HTTPError:

@@ -97,12 +97,12 @@ def test_a_key_on_the_command_line_is_taken_with_a_warning() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--ssl-keyfile", "x"], "ssl_certfile: is missing"),
+        (["--ssl-keyfile", "x"], "error: --ssl-certfile: is missing"),
         (["--ssl-certfile", "/nowhere.pem"], "/nowhere.pem"),
-        (["--allowed-origins", "*", "--allow-credentials"], "allow_credentials"),
-        (["--allowed-hosts", "http://x"], "allowed_hosts"),
-        (["--root-path", "llm"], "root_path"),
-        (["--max-queue-requests", "0"], "max_queue_requests"),
+        (["--allowed-origins", "*", "--allow-credentials"], "error: --allow-credentials"),
+        (["--allowed-hosts", "http://x"], "error: --allowed-hosts"),
+        (["--root-path", "llm"], "error: --root-path"),
+        (["--max-queue-requests", "0"], "error: --max-queue-requests: 0"),
         (["--api-key", "short"], "8 to 512"),
     ],
 )

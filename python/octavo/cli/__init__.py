@@ -15,7 +15,7 @@ _USAGE = 2
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
-    A user's mistake is one line on standard error and exit code 1, or 2 where the command line itself is wrong;
+    A user's mistake is a line on standard error and exit code 1, or 2 where the command line itself is wrong;
     OCTAVO_DEBUG=1 shows the traceback.
 
     Args:
@@ -62,10 +62,18 @@ def _run(arguments: list[str]) -> int:
         from octavo.errors import OctavoError
 
         if isinstance(error, OctavoError) and not _debugging():
-            return _complain(str(error), 1)
+            from octavo.cli.flags import in_flags
+
+            return _complain(in_flags(error, arguments), 1)
         # typer's own errors come from click, or from its copy of it.
         format_message = getattr(error, "format_message", None)
         if format_message is not None:
+            if arguments[:1] == ["serve"] and hasattr(error, "option_name"):
+                from octavo.cli.vllm_arguments import missing_flags
+
+                lines = missing_flags(arguments)
+                if lines:
+                    return max(_complain(line, _USAGE) for line in lines)
             return _complain(format_message(), getattr(error, "exit_code", _USAGE))
         if type(error).__name__ == "Abort":
             return 130
