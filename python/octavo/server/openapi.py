@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,74 +12,15 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from octavo._core import __version__
-from octavo.server import ollama_protocol, tgi_protocol
 from octavo.server.answer_schemas import ANSWERS, reference
-from octavo.server.anthropic import CountTokensRequest, MessagesRequest
-from octavo.server.protocol import ChatCompletionRequest, CompletionRequest
-from octavo.server.responses import ResponsesRequest
-from octavo.server.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.operations import OPERATIONS, Operation
 
 if TYPE_CHECKING:
     from octavo.server.state import ServerState
 
 __all__ = ["document", "routes"]
 
-_EVENTS = "text/event-stream"
 _JSON = "application/json"
-
-
-class _Operation(msgspec.Struct, frozen=True):
-    """What a route's code does not say of it.
-
-    Attributes:
-        request: type of the body.
-        answer: schema by name; None for any.
-        stream: content type of a streamed answer.
-        example: a body to try.
-        error: schema by name; None for any.
-    """
-
-    request: Any = None
-    answer: str | None = None
-    stream: str | None = None
-    example: Any = None
-    error: str | None = "Error"
-
-
-_MESSAGES = [{"role": "user", "content": "Hello!"}]
-_OPERATIONS: dict[tuple[str, str], _Operation] = {
-    ("POST", "/v1/chat/completions"): _Operation(
-        ChatCompletionRequest, "ChatCompletion", _EVENTS, {"messages": _MESSAGES, "max_tokens": 64}
-    ),
-    ("POST", "/v1/completions"): _Operation(
-        CompletionRequest, "Completion", _EVENTS, {"prompt": "Once upon a time", "max_tokens": 64}
-    ),
-    ("POST", "/v1/responses"): _Operation(
-        ResponsesRequest, "Response", _EVENTS, {"input": "Hello!", "max_output_tokens": 64}
-    ),
-    ("POST", "/v1/messages"): _Operation(
-        MessagesRequest, "Message", _EVENTS, {"messages": _MESSAGES, "max_tokens": 64}, "AnthropicError"
-    ),
-    ("POST", "/v1/messages/count_tokens"): _Operation(
-        CountTokensRequest, "InputTokens", None, {"messages": _MESSAGES}, "AnthropicError"
-    ),
-    ("GET", "/v1/models"): _Operation(answer="ModelList"),
-    ("GET", "/v1/models/{name}"): _Operation(answer="Model"),
-    ("GET", "/version"): _Operation(answer="Version"),
-    ("POST", "/tokenize"): _Operation(TokenizeRequest, "Tokens", None, {"prompt": "Hello!"}),
-    ("POST", "/detokenize"): _Operation(DetokenizeRequest, "Text", None, {"tokens": [72, 105]}),
-    ("GET", "/tokenizer_info"): _Operation(answer="TokenizerInfo"),
-    ("POST", "/api/chat"): _Operation(
-        ollama_protocol.ChatBody, None, "application/x-ndjson", {"messages": _MESSAGES}, None
-    ),
-    ("POST", "/api/generate"): _Operation(
-        ollama_protocol.GenerateBody, None, "application/x-ndjson", {"prompt": "Hello!"}, None
-    ),
-    ("POST", "/api/show"): _Operation(ollama_protocol.ModelBody, error=None),
-    ("POST", "/generate"): _Operation(tgi_protocol.GenerateBody, example={"inputs": "Hello!"}, error=None),
-    ("POST", "/generate_stream"): _Operation(tgi_protocol.GenerateBody, None, _EVENTS, {"inputs": "Hello!"}, None),
-    ("POST", "/"): _Operation(tgi_protocol.GenerateBody, None, _EVENTS, {"inputs": "Hello!"}, None),
-}
 # What these answer is a page or a text for a machine.
 _OTHER_TYPES: dict[str, tuple[str, ...]] = {
     "/metrics": ("text/plain",),
@@ -94,7 +34,7 @@ _PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
 
 def document(routes: Sequence[BaseRoute], root_path: str = "") -> dict[str, Any]:
     """The OpenAPI 3.1 document of an application's routes."""
-    types = list({operation.request: None for operation in _OPERATIONS.values() if operation.request is not None})
+    types = list({operation.request: None for operation in OPERATIONS.values() if operation.request is not None})
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -123,25 +63,24 @@ def document(routes: Sequence[BaseRoute], root_path: str = "") -> dict[str, Any]
 
 
 def _operation(route: Route, method: str, path: str, by_type: dict[Any, Any]) -> dict[str, Any]:
-    known = _OPERATIONS.get((method, path)) or _Operation(error=None)
+    known = OPERATIONS.get((method, path)) or Operation("Server", path)
     content: dict[str, Any] = {}
     for kind in _OTHER_TYPES.get(path, (_JSON,)) if known.request is None else (_JSON,):
         content[kind] = {"schema": reference(known.answer)} if known.answer else {}
     if known.stream is not None:
         content[known.stream] = {}
     error = {"schema": reference(known.error)} if known.error else {}
-    summary, description = _said(route)
     operation: dict[str, Any] = {
-        "summary": summary,
+        "summary": known.summary,
         "operationId": f"{method.lower()}_{re.sub(r'[^a-z0-9]+', '_', path.lower()).strip('_') or 'root'}",
-        "tags": [_tag(path)],
+        "tags": [known.tag],
         "responses": {
             "200": {"description": "The answer.", **({"content": content} if content else {})},
             "default": {"description": "What is wrong.", "content": {_JSON: error, "text/plain": {}}},
         },
     }
-    if description:
-        operation["description"] = description
+    if known.description:
+        operation["description"] = known.description
     names = [match.group(1) for match in _PARAMETER.finditer(route.path)]
     if names:
         operation["parameters"] = [
@@ -154,26 +93,6 @@ def _operation(route: Route, method: str, path: str, by_type: dict[Any, Any]) ->
             body["example"] = known.example
         operation["requestBody"] = {"required": True, "content": {_JSON: body}}
     return operation
-
-
-def _tag(path: str) -> str:
-    if path.startswith(("/v1/messages",)):
-        return "Anthropic"
-    if path.startswith("/v1/"):
-        return "OpenAI"
-    if path.startswith("/api/"):
-        return "Ollama"
-    if path in ("/", "/generate", "/generate_stream", "/info"):
-        return "TGI"
-    return "Server"
-
-
-def _said(route: Route) -> tuple[str, str]:
-    """The first line of what a route's work says of itself, and the rest."""
-    work = getattr(route.endpoint, "process", route.endpoint)
-    text = inspect.cleandoc(getattr(work, "__doc__", None) or "")
-    summary, _, rest = text.partition("\n")
-    return summary or route.name, rest.strip()
 
 
 def routes(state: ServerState) -> list[BaseRoute]:
