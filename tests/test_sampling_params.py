@@ -41,6 +41,16 @@ def test_defaults_are_vllms() -> None:
         ("ignore_eos", ["yes", 1, None]),
         ("include_stop_str_in_output", [1]),
         ("skip_special_tokens", [None]),
+        (
+            "logit_bias",
+            [[1], {-1: 1.0}, {"a": 1.0}, {"1.5": 1}, {1: 101}, {1: math.nan}, {1: "2"}, {True: 1.0}, {1: None}],
+        ),
+        ("logit_bias", [dict.fromkeys(range(1025), 1.0)]),
+        ("allowed_token_ids", [[], [-1], [1 << 31], ["1"], [True], 5, {1}]),
+        ("bad_words", [[""], [" "], [1], ["\ud800"], ["x" * 257], ["a"] * 257]),
+        ("structured_outputs", [{}, [], "a", {"json": {}, "regex": "a"}, {"schema": {}}, {"json": 5}, {"json": None}]),
+        ("structured_outputs", [{"regex": ""}, {"regex": 5}, {"regex": "\ud800"}, {"choice": []}, {"choice": "ab"}]),
+        ("structured_outputs", [{"choice": [""]}, {"choice": [1]}, {"grammar": ""}, {"json_object": False}]),
     ],
 )
 def test_bad_values_are_refused_by_field(field: str, values: list[Any]) -> None:
@@ -90,3 +100,27 @@ def test_two_requests_share_no_list() -> None:
     SamplingParams().stop.append("c")
     assert params.stop == ["a"]
     assert SamplingParams().stop == []
+
+
+@pytest.mark.parametrize("field", ["structured_outputs", "allowed_token_ids"])
+def test_a_minimum_cannot_be_promised_where_the_end_is_not_free(field: str) -> None:
+    values: dict[str, Any] = {"structured_outputs": {"regex": "a"}, "allowed_token_ids": [1]}
+    with pytest.raises(InvalidRequest, match=field) as caught:
+        SamplingParams(min_tokens=1, **{field: values[field]})
+    assert caught.value.field == "min_tokens"
+
+
+def test_what_changes_single_tokens() -> None:
+    assert SamplingParams(logit_bias={"7": -100, 8: 100}).logit_bias == {7: -100, 8: 100}  # type: ignore[dict-item]
+    assert SamplingParams(bad_words="word").bad_words == ["word"]  # type: ignore[arg-type]
+    assert not SamplingParams(logit_bias={1: 1.0}).is_constrained
+    for values in (
+        {"structured_outputs": {"json": True}},
+        {"structured_outputs": {"json_object": True}},
+        {"structured_outputs": {"choice": ["a", "b"]}},
+        {"allowed_token_ids": [5]},
+        {"bad_words": ["a"]},
+    ):
+        params = SamplingParams(**values)  # type: ignore[arg-type]
+        assert params.is_constrained
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params

@@ -9,11 +9,15 @@ import msgspec
 
 from octavo.errors import InvalidRequest
 
-__all__ = ["MAX_LOGPROBS", "MAX_STOPS", "SamplingParams"]
+__all__ = ["MAX_BAD_WORDS", "MAX_LOGIT_BIAS", "MAX_LOGPROBS", "MAX_STOPS", "SamplingParams"]
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_N = 128
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256
+_MAX_WORD_LENGTH = 256
+_OUTPUTS = ("json", "regex", "choice", "grammar", "json_object")
 _SEED_LIMIT = 1 << 63
 
 
@@ -28,6 +32,11 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _as_id(token: Any) -> Any:
+    """A token id that was written as a text; all else as it is."""
+    return int(token) if isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) < 11 else token
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -52,9 +61,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         skip_special_tokens: leave control tokens out of the text.
         priority: under the `priority` policy, lower is sooner.
         cache_salt: requests share cached prefixes only with those of the same salt.
-        structured_outputs: what the answer is held to, one of `{"json": schema}`, `{"regex": ...}`,
-            `{"choice": [...]}`, `{"grammar": ...}`, `{"json_object": True}`. For engines that say they can; Octavo's
-            own refuses it.
+        structured_outputs: what the answer is held to, one of `{"json": schema}` (an object, or its text),
+            `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": ...}` (Lark, GBNF or EBNF), `{"json_object": True}`.
+        logit_bias: added to the logits of single tokens, by id; -100 to 100.
+        allowed_token_ids: the only tokens that may be drawn, beside the model's end tokens.
+        bad_words: texts whose tokens are never drawn one after the other, with and without a space before them. A text
+            that is spelled by other tokens still can come out.
 
     The numbers are checked at construction, and again when a request is submitted.
     """
@@ -79,12 +91,20 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     priority: int = 0
     cache_salt: str = ""
     structured_outputs: dict[str, Any] | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
 
     def __post_init__(self) -> None:
         """Take one stop text for a list of one, None for none, and check the values."""
         stop: Any = self.stop
         self.stop = [stop] if isinstance(stop, str) else list(stop or ())
         self.stop_token_ids = list(self.stop_token_ids or ())
+        words: Any = self.bad_words
+        self.bad_words = [words] if isinstance(words, str) else list(words or ())
+        if isinstance(self.logit_bias, dict):
+            # JSON knows no other keys than texts.
+            self.logit_bias = {_as_id(token): value for token, value in self.logit_bias.items()}
         self.validate()
 
     def validate(self) -> None:
@@ -129,6 +149,75 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         for field in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if type(getattr(self, field)) is not bool:
                 raise _refuse(field, getattr(self, field), "is neither True nor False")
+
+        self._check_constraints()
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether every token is held to a set of tokens."""
+        return self.structured_outputs is not None or self.allowed_token_ids is not None or bool(self.bad_words)
+
+    def _check_constraints(self) -> None:
+        if self.structured_outputs is not None:
+            self._check_structured_outputs(self.structured_outputs)
+        if self.logit_bias is not None:
+            self._check_logit_bias(self.logit_bias)
+        if self.allowed_token_ids is not None:
+            if not isinstance(self.allowed_token_ids, list) or not self.allowed_token_ids:
+                raise _refuse("allowed_token_ids", self.allowed_token_ids, "is not a list of one token id or more")
+            for token in self.allowed_token_ids:
+                if type(token) is not int or not 0 <= token < 1 << 31:
+                    raise _refuse("allowed_token_ids", token, "is not a token id")
+        if self.bad_words:
+            self._check_bad_words()
+        if self.min_tokens:
+            for field in ("structured_outputs", "allowed_token_ids"):
+                if getattr(self, field) is not None:
+                    raise _refuse(
+                        "min_tokens", self.min_tokens, f"cannot be promised together with {field}; leave one out"
+                    )
+
+    @staticmethod
+    def _check_structured_outputs(outputs: Any) -> None:
+        field = "structured_outputs"
+        known = ", ".join(_OUTPUTS)
+        if not isinstance(outputs, dict) or len(outputs) != 1 or next(iter(outputs)) not in _OUTPUTS:
+            raise _refuse(field, outputs, f"is not an object with one of {known}")
+        ((kind, value),) = outputs.items()
+        if kind == "json":
+            if not isinstance(value, dict | bool | str):
+                raise _refuse(field, value, "is no JSON schema; give an object, or its text")
+        elif kind == "json_object":
+            if value is not True:
+                raise _refuse(field, value, "is not True, the one value of json_object")
+        elif kind == "choice":
+            if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+                raise _refuse(field, value, "is not a list of one text or more")
+            if not all(text and _is_unicode(text) for text in value):
+                raise _refuse(field, value, "has a choice that is not a text of one character or more")
+        elif not isinstance(value, str) or not value or not _is_unicode(value):
+            raise _refuse(field, value, f"is no {kind}; give a text of one character or more")
+
+    @staticmethod
+    def _check_logit_bias(biases: Any) -> None:
+        if not isinstance(biases, dict):
+            raise _refuse("logit_bias", biases, "is not an object of token ids and numbers")
+        if len(biases) > MAX_LOGIT_BIAS:
+            raise _refuse("logit_bias", len(biases), f"tokens are too many; give {MAX_LOGIT_BIAS} at most")
+        for token, value in biases.items():
+            if type(token) is not int or not 0 <= token < 1 << 31:
+                raise _refuse("logit_bias", token, "is not a token id")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+                raise _refuse("logit_bias", value, "is not between -100 and 100")
+
+    def _check_bad_words(self) -> None:
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise _refuse("bad_words", len(self.bad_words), f"texts are too many; give {MAX_BAD_WORDS} at most")
+        for text in self.bad_words:
+            if not isinstance(text, str) or not text.strip() or not _is_unicode(text):
+                raise _refuse("bad_words", text, "is not a text with more than spaces")
+            if len(text) > _MAX_WORD_LENGTH:
+                raise _refuse("bad_words", text, f"is longer than {_MAX_WORD_LENGTH} characters")
 
     def _check_number(self, field: str, low: float, high: float) -> float:
         value: Any = getattr(self, field)

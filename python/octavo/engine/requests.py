@@ -110,11 +110,9 @@ class RequestMaker:
         ids = self._check_prompt(prompt)
         if not same_params:
             params.validate()
-            if params.structured_outputs is not None:
-                raise InvalidRequest(
-                    "structured_outputs: this engine cannot hold its output to a schema or grammar; leave it out",
-                    "structured_outputs",
-                )
+            for field in ("structured_outputs", "allowed_token_ids", "bad_words"):
+                if getattr(params, field):
+                    raise InvalidRequest(f"{field}: this engine cannot hold its output to it; leave it out", field)
         room = self._info.max_model_len - len(ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         return CheckedRequest(
@@ -237,4 +235,5 @@ def submit_checked(core: Core, request: CheckedRequest, arrival_us: int) -> None
         skip_special_tokens=params.skip_special_tokens,
         priority=params.priority,
         cache_salt=params.cache_salt.encode(),
+        logit_bias=list(params.logit_bias.items()) if params.logit_bias else [],
     )
