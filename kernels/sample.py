@@ -4,7 +4,10 @@ What a row needs is read on the device from its slot's parameters, so one CUDA g
 rows with penalties, limits or log probabilities in any mixture. A row's token depends on the row alone: every reduction
 has a shape that is fixed by the vocabulary.
 
-1. `_bias_kernel`: what is added to single logits; -inf bans a token.
+1. `sample_constrain.constrain`: rows are held to masks, and single logits changed.
+
+The others are `sample`:
+
 2. `sample_blocks.reduce_blocks_kernel`: every logit is read once; maxima of parts and blocks, and the best of scaled
    logit plus noise where a row is drawn without limits.
 3. `sample_thresholds.draw_limited_kernel`: rows with top_k, top_p or min_p.
@@ -38,32 +41,7 @@ from torch import Tensor
 
 __all__ = ["SampleTiles", "SampleWorkspace", "compile_cases", "sample", "workspace_bytes"]
 
-_NUM_BIAS_PROGRAMS = 8
-_BIAS_BLOCK = 128
 _CHOOSE_WARPS = 8
-
-
-@triton.jit
-def _bias_kernel(
-    logits,
-    counts,
-    bias_logits,
-    bias_tokens,
-    bias_values,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    follow(PDL)
-    number = tl.load(counts + 8)
-    for start in range(tl.program_id(0) * BLOCK, number, tl.num_programs(0) * BLOCK):
-        bias = start + tl.arange(0, BLOCK)
-        row = tl.load(bias_logits + bias, mask=bias < number, other=0).to(tl.int64)
-        token = tl.load(bias_tokens + bias, mask=bias < number, other=0)
-        value = tl.load(bias_values + bias, mask=bias < number, other=0).to(tl.float32, bitcast=True)
-        inside = (bias < number) & (row < tl.load(counts + 3)) & (token < VOCAB)
-        at = logits + row * VOCAB + token
-        tl.store(at, tl.load(at, mask=inside, other=0.0) + value, mask=inside)
 
 
 @triton.jit
@@ -195,9 +173,6 @@ def sample(
     positions: Tensor,
     params: Tensor,
     token_counts: Tensor | None,
-    bias_logits: Tensor,
-    bias_tokens: Tensor,
-    bias_values: Tensor,
     last_token: Tensor,
     out_ids: Tensor,
     out_logprobs: Tensor,
@@ -209,11 +184,11 @@ def sample(
 ) -> None:
     """Choose a token for each of the first counts[3] rows of logits; nothing of later rows is read or written.
 
-    Log probabilities are those of the logits after biases, before penalties and temperature. Rows that do not ask leave
-    their places in out_logprobs, out_top_ids and out_top_logprobs as they are, and rows that ask for n tokens write n.
+    Log probabilities are those of the logits before penalties and temperature. Rows that do not ask leave their places
+    in out_logprobs, out_top_ids and out_top_logprobs as they are, and rows that ask for n tokens write n.
 
     Args:
-        logits: float32 [>= rows, vocab_size], contiguous; biases are added, nothing else changes.
+        logits: float32 [>= rows, vocab_size], contiguous, held to what rows may choose of; nothing of them changes.
         counts: int32 [16], the step's counts.
         logits_rows: int32 [>= rows], token whose hidden state gave the logits.
         logits_slots: int32 [>= rows], each row's slot, no slot twice.
@@ -221,9 +196,6 @@ def sample(
         params: int32 [slots, 16], sampling parameters as the plan gives them.
         token_counts: int32 [slots, vocab_size], output count of each token, bit 30 set where the prompt holds it, for
             slots with penalties; counts the new tokens there. None where no slot has penalties.
-        bias_logits: int32 [>= counts[8]], row of each bias.
-        bias_tokens: int32 [>= counts[8]], token of each bias; none twice in a row.
-        bias_values: int32 [>= counts[8]], what is added to the logit, bits of a float32.
         last_token: int32 [slots], takes the new tokens.
         out_ids: int32 [>= rows], takes the new tokens.
         out_logprobs: float32 [>= rows], the chosen tokens' log probabilities.
@@ -237,19 +209,6 @@ def sample(
     counted = token_counts if token_counts is not None else logits_slots
     length = triton.next_power_of_2(workspace.num_subs)
     # Fused multiply-adds would make penalized logits differ from the reference in their last bits.
-    launch(
-        _bias_kernel,
-        (_NUM_BIAS_PROGRAMS,),
-        logits,
-        counts,
-        bias_logits,
-        bias_tokens,
-        bias_values,
-        VOCAB=vocab_size,
-        BLOCK=_BIAS_BLOCK,
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
     launch(
         reduce_blocks_kernel,
         (workspace.num_blocks, rows),
@@ -348,12 +307,8 @@ def compile_cases(capability: int) -> list[CompileCase]:
             "MAX_LOGPROBS": 20,
             "MOST": 32,
         }
-        for kernel, constants, num_warps in (
-            (_bias_kernel, {"VOCAB": vocab_size, "BLOCK": _BIAS_BLOCK}, 1),
-            (_choose_kernel, shape | choice, _CHOOSE_WARPS),
-        ):
-            arguments = {
-                name: "*fp32" if name in floats else "*i32" for name in kernel.arg_names if name not in constants
-            }
-            cases.append(CompileCase(kernel, arguments, constants, num_warps=num_warps))
+        constants = shape | choice
+        names = [name for name in _choose_kernel.arg_names if name not in constants]
+        arguments = {name: "*fp32" if name in floats else "*i32" for name in names}
+        cases.append(CompileCase(_choose_kernel, arguments, constants, num_warps=_CHOOSE_WARPS))
     return cases

@@ -45,6 +45,7 @@ _TAKEN = (
     "bias_logits",
     "bias_tokens",
     "bias_values",
+    "mask_logits",
     "group_rows",
     "group_starts",
     "group_blocks",
@@ -176,6 +177,7 @@ def _take_plan_kernel(
     bias_logits_at,
     bias_tokens_at,
     bias_values_at,
+    mask_logits_at,
     group_rows_at,
     group_starts_at,
     group_blocks_at,
@@ -261,6 +263,11 @@ def _take_plan_kernel(
             tl.store(plan + bias_logits_at + i, tl.load(arena + bias_logits_at + i, mask=given, other=0), mask=given)
             tl.store(plan + bias_tokens_at + i, tl.load(arena + bias_tokens_at + i, mask=given, other=0), mask=given)
             tl.store(plan + bias_values_at + i, tl.load(arena + bias_values_at + i, mask=given, other=0), mask=given)
+        num_masks = tl.load(arena + 13)
+        for start in range(first, num_masks, step):
+            i = start + lanes
+            given = i < num_masks
+            tl.store(plan + mask_logits_at + i, tl.load(arena + mask_logits_at + i, mask=given, other=0), mask=given)
         num_groups = tl.load(arena + 9)
         if num_groups > 0:
             for start in range(first, num_decode_rows + 1, step):

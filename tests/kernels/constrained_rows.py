@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from octavo.kernels.sample_constrain import constrain
 from torch import Tensor
 
 
@@ -32,6 +33,32 @@ class Constraints:
                 logit = changed[row - first, token]
                 changed[row - first, token] = -math.inf if value == -math.inf else logit + np.float32(value)
         return torch.from_numpy(changed)
+
+    def apply(self, logits: Tensor, rows: int) -> None:
+        """Have the GPU's kernel change the first rows of logits in place; all arrays go on with what is far outside."""
+        vocab_size, device = logits.shape[1], logits.device
+
+        def ints(values: list[int]) -> Tensor:
+            return torch.tensor([*values, 1 << 24, 1 << 24], dtype=torch.int32, device=device)
+
+        counts = torch.zeros(16, dtype=torch.int32)
+        counts[3], counts[8], counts[13] = rows, len(self.biases), len(self.masks)
+        shape = (3, len(self.masks) + 1, -(-vocab_size // 32))
+        masks = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+        for place, words in zip(masks[2], self.masks.values(), strict=False):
+            place.copy_(words)
+        values = np.array([value for *_, value in self.biases] + [1.0, -math.inf], dtype=np.float32)
+        constrain(
+            logits,
+            counts.to(device),
+            torch.tensor([2], dtype=torch.int32, device=device),
+            ints(list(self.masks)),
+            masks,
+            ints([row for row, *_ in self.biases]),
+            ints([token for _, token, _ in self.biases]),
+            torch.from_numpy(values.view(np.int32)).to(device),
+            rows=logits.shape[0],
+        )
 
 
 def mask_of(tokens: list[int], vocab_size: int) -> Tensor:

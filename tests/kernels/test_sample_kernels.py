@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from constrained_rows import Constraints
 from octavo.kernels import reference
 from octavo.kernels.launch import launch
 from octavo.kernels.noise import gumbel, noise_bits, noise_keys
@@ -28,7 +29,7 @@ class Step:
 
     logits: Tensor
     rows: list[Row]
-    biases: list[tuple[int, int, float]] = field(default_factory=list)
+    held: Constraints = field(default_factory=Constraints)
     tiles: SampleTiles = TILES
     penalties: bool = True
     ids: Tensor = field(init=False)
@@ -42,7 +43,7 @@ class Step:
 
         self.logits = torch.cat((self.logits.to(device), torch.full((2, vocab_size), math.nan, device=device)))
         counts = [0] * 16
-        counts[3], counts[8] = count, len(self.biases)
+        counts[3] = count
         # Slots, and the tokens that logits come from, in another order than the rows; those of padding are far outside.
         self.slots = list(range(count - 1, -1, -1))
         sources = list(range(1, 3 * count, 3))
@@ -59,6 +60,7 @@ class Step:
         self.logprobs = torch.full((padded,), math.nan, device=device)
         self.top_ids = ints([[UNTOUCHED] * MAX_LOGPROBS] * padded)
         self.top_logprobs = torch.full((padded, MAX_LOGPROBS), math.nan, device=device)
+        self.held.apply(self.logits, count)
         sample(
             self.logits,
             ints(counts),
@@ -67,9 +69,6 @@ class Step:
             ints(positions),
             ints(params),
             self.token_counts if self.penalties else None,
-            ints([row for row, *_ in self.biases] + far),
-            ints([token for _, token, _ in self.biases] + far),
-            torch.tensor([value for *_, value in self.biases] + [1.0] * 2).view(torch.int32).to(device),
             self.last_token,
             self.ids,
             self.logprobs,
@@ -147,9 +146,9 @@ def test_penalties_and_biases(device: torch.device) -> None:
     ]
     biases = [(4, likeliest[4], -math.inf), (4, 17, -math.inf), (4, 18, 2.5), (5, 3, -1.75)]
     biases += [(3, token, -math.inf) for token in range(0, 400, 2)]
-    step = Step(logits.clone(), rows, biases).run(device)
-    for row, token, value in biases:
-        logits[row, token] += value
+    held = Constraints(biases=biases)
+    step = Step(logits.clone(), rows, held).run(device)
+    logits = held.naive(logits)
     assert torch.equal(step.logits[:-2].cpu(), logits)
     ids = step.ids[:-2].tolist()
     assert ids == [row.reference(x) for row, x in zip(rows, logits, strict=True)]
@@ -290,14 +289,14 @@ def test_a_large_vocabulary_in_one_graph(device: torch.device) -> None:
     order = torch.arange(size, dtype=torch.int32, device=device)
     params = torch.tensor([row.words() for row in rows], dtype=torch.int32, device=device)
     positions = torch.tensor([row.position - 1 for row in rows], dtype=torch.int32, device=device)
-    ids, last, none = torch.full_like(order, UNTOUCHED), torch.zeros_like(order), torch.zeros_like(order)
+    ids, last = torch.full_like(order, UNTOUCHED), torch.zeros_like(order)
     logprobs, top_logprobs = torch.zeros(size, device=device), torch.zeros(size, MAX_LOGPROBS, device=device)
     top_ids = torch.zeros(size, MAX_LOGPROBS, dtype=torch.int32, device=device)
     workspace = SampleWorkspace(size, vocab_size, MAX_LOGPROBS, device)
 
     def call() -> None:
         sample(
-            static, counts, order, order, positions, params, None, none, none, none, last,
+            static, counts, order, order, positions, params, None, last,
             ids, logprobs, top_ids, top_logprobs, workspace, rows=size,
         )  # fmt: skip
 

@@ -34,6 +34,7 @@ SIZES = {
     "bias_logits": 600,
     "bias_tokens": 600,
     "bias_values": 600,
+    "mask_logits": MAX_SEQS,
     "group_rows": MAX_SEQS,
     "group_starts": MAX_SEQS + 1,
     "group_blocks": MAX_SEQS,
@@ -68,6 +69,7 @@ class Step:
         updates: int = 0,
         params: int = 0,
         biases: int = 0,
+        masks: int = 0,
         groups: tuple[int, ...] = (),
     ) -> None:
         lengths = [1] * decode_rows + list(prompts)
@@ -87,7 +89,7 @@ class Step:
             99,
             9,
             5,
-            0,
+            masks,
             0,
             0,
         ]
@@ -106,6 +108,7 @@ class Step:
             "bias_logits": rng.integers(0, 40, biases),
             "bias_tokens": rng.integers(0, VOCAB, biases),
             "bias_values": rng.integers(-(2**31), 2**31, biases),
+            "mask_logits": rng.permutation(MAX_SEQS)[:masks],
             "group_rows": rng.permutation(decode_rows)[: sum(groups)],
             "group_starts": np.cumsum([0, *groups]) if groups else [],
             "group_blocks": rng.integers(1, 99, len(groups)),
@@ -129,8 +132,8 @@ def steps() -> Iterator[tuple[Step, int]]:
     yield Step(rng, decode_rows=1, logits=1), 1
     yield Step(rng, decode_rows=0, prompts=(3, 590), logits=2, updates=300, params=3, biases=2), 640
     yield Step(rng, decode_rows=30, logits=30, updates=4), 32
-    yield Step(rng, decode_rows=33, prompts=(600, 5), logits=40, params=40, biases=599), 640
-    yield Step(rng, decode_rows=24, logits=24, groups=(2, 9, 3)), 24
+    yield Step(rng, decode_rows=33, prompts=(600, 5), logits=40, params=40, biases=599, masks=40), 640
+    yield Step(rng, decode_rows=24, logits=24, masks=3, groups=(2, 9, 3)), 24
     yield Step(rng, decode_rows=0, prompts=(1,), logits=8, params=8), 8
 
 
@@ -173,7 +176,7 @@ def test_a_plan_is_taken_in(device: torch.device) -> None:
         padded(given["query_start"], rows + 1, step.tokens, "query_start")
         padded(given["logits_rows"], rows, 0, "logits_rows")
         padded(given["logits_slots"], rows, 0, "logits_slots")
-        for name in ("bias_logits", "bias_tokens", "bias_values", "group_starts", "group_blocks"):
+        for name in ("bias_logits", "bias_tokens", "bias_values", "mask_logits", "group_starts", "group_blocks"):
             padded(given[name], len(given[name]), 0, name)
         assert taken["group_rows"][: len(given["group_rows"])] == given["group_rows"].tolist()
         tables[given["table_slots"], given["table_indices"]] = given["table_blocks"]

@@ -103,6 +103,7 @@ class PlanWriter:
         copies: list[tuple[int, int]] = (),
         bans: list[tuple[int, int]] = (),
         biases: list[tuple[int, int, float]] = (),
+        masks: list[int] = (),
         block_size: int = 16,
     ) -> Any:
         """Write a step.
@@ -116,6 +117,7 @@ class PlanWriter:
             copies: (source, destination) blocks.
             bans: (logits row, token).
             biases: (logits row, token, what is added).
+            masks: logits rows that have one.
             block_size: tokens a block.
         """
         self._step += 1
@@ -145,7 +147,7 @@ class PlanWriter:
                 max(first + len(tokens) for _, tokens, first in work),
                 max(len(tokens) for _, tokens, _ in work),
                 self._step,
-                0,
+                len(masks),
                 0,
                 0,
             ],
@@ -159,6 +161,7 @@ class PlanWriter:
             "bias_logits": [row for row, _, _ in biases],
             "bias_tokens": [token for _, token, _ in biases],
             "bias_values": struct.unpack(f"<{len(biases)}i", struct.pack(f"<{len(biases)}f", *(b[2] for b in biases))),
+            "mask_logits": list(masks),
             "copy_sources": [source for source, _ in copies],
             "copy_destinations": [destination for _, destination in copies],
             "table_slots": [slot for slot, _, _ in new_blocks],
@@ -184,7 +187,7 @@ class PlanWriter:
             num_param_updates=len(new_params or {}),
             num_biases=len(biases),
             num_groups=0,
-            num_masks=0,
+            num_masks=len(masks),
         )
 
     def sampled(self, plan: Any) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -96,9 +97,31 @@ class Answers:
     stats: dict[str, int]
 
 
+def hold_to_masks(runner: Any) -> None:
+    """Have each masked sample choose among some 30 of the tokens, others for every answer and every place of it."""
+    launch, attach = runner.launch, runner.attach
+
+    def attach_to(core: Any) -> None:
+        attach(core)
+        runner.core = core
+
+    def launch_held(plan: Any) -> Any:
+        keys = np.frombuffer(runner.core.masked(), dtype=np.int64).reshape(-1, 2)
+        assert len(keys) == plan.num_masks
+        for words, (request, sample) in zip(runner.masks[plan.arena], keys.tolist(), strict=False):
+            runner.drawn[request, sample] += 1
+            rng = np.random.default_rng([request, sample, runner.drawn[request, sample]])
+            words[:] = np.packbits(rng.random(128) < 0.3, bitorder="little").view(np.int32)
+        return launch(plan)
+
+    runner.drawn = defaultdict(int)
+    runner.attach, runner.launch = attach_to, launch_held
+
+
 def answer(make: Any, folder: Path, requests: list[tuple[list[int], dict[str, Any]]], **changes: Any) -> Answers:
     config = EngineConfig(model=str(folder), device="cpu", **{**SETTINGS, "num_blocks": 24, **changes})
     runner, info = make(config)
+    hold_to_masks(runner)
     loop = build_loop(config, runner, info, None)
     for number, (prompt, params) in enumerate(requests):
         settings = {"max_tokens": 4, "temperature": 0.0, "arrival_us": number} | params
@@ -138,6 +161,11 @@ REQUESTS: dict[str, list[tuple[list[int], dict[str, Any]]]] = {
     "mixed lengths, chunked": [(prompt(60, 1), {}), (prompt(1, 2), {}), (prompt(17, 3), {"max_tokens": 6})],
     "shared prefixes": [(SHARED, {}), ([*SHARED, 5], {}), ([*SHARED, 7, 8], {}), (SHARED, {})],
     "several samples": [(prompt(20, 4), {"n": 3, "temperature": 0.9, "seed": 5}), (prompt(3, 5), {})],
+    "masks and biases": [
+        (prompt(25, 1), {"constrained": True, "max_tokens": 6, "logit_bias": [(3, 4.0), (7, -3.0), (50, -math.inf)]}),
+        (prompt(9, 2), {"constrained": True, "n": 2, "temperature": 1.2, "seed": 4, "frequency_penalty": 0.5}),
+        (prompt(3, 3), {"logit_bias": [(token, token % 5 - 2.0) for token in range(101)], "max_tokens": 6}),
+    ],
     "penalties and bans": [
         (prompt(18, 6), {"repetition_penalty": 1.3, "presence_penalty": 0.5, "max_tokens": 6}),
         (prompt(5, 7), {"frequency_penalty": 0.7, "min_tokens": 4, "stop_token_ids": list(range(60)), "max_tokens": 6}),

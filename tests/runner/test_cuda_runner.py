@@ -26,6 +26,7 @@ class Step:
         self.layout = layout
         self.arenas = torch.zeros((NUM_ARENAS, layout.length), dtype=torch.int32)
         self.ring = Samples.empty(MAX_NUM_SEQS, ring, torch.device("cpu"), ring=True)
+        self.masks = torch.zeros((NUM_ARENAS, MAX_NUM_SEQS, 4), dtype=torch.int32)
         self.staging = torch.zeros((NUM_ARENAS, staging), dtype=torch.int32)
         self.launched: list[Any] = []
         self.fault: Exception | None = None

@@ -174,8 +174,8 @@ def test_arenas_take_what_the_core_asks_for(length: int, rows: int, tokens: int)
     )
     planned = (with_one_more.state_bytes - made.state_bytes) // 4
     assert planned == pytest.approx(core.arena_len(), rel=0.1, abs=8192)
-    # Tables, parameters, last tokens and counts.
-    assert made.state_bytes == 4 * (NUM_ARENAS * planned + rows * (length // 16 + PARAM_WIDTH + 2 + 1))
+    # Tables, parameters, last tokens and counts, and a word of masks.
+    assert made.state_bytes == 4 * (NUM_ARENAS * planned + rows * (length // 16 + PARAM_WIDTH + 2 + 1 + NUM_ARENAS))
 
 
 def test_shorter_sequences_leave_their_scratch_to_the_cache() -> None:

@@ -178,6 +178,37 @@ def test_biases_are_added_to_single_logits(engine: tuple[ModelRunner, PlanWriter
     assert abs(float(result.logprobs[0]) - float(logits.log_softmax(-1)[third])) < 1e-4
 
 
+def mask_of(tokens: list[int]) -> np.ndarray[Any, Any]:
+    """int32 words of a mask that allows some of 101 tokens."""
+    bits = np.zeros(128, dtype=np.uint8)
+    bits[tokens] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def test_masked_rows_sample_what_their_masks_allow(engine: tuple[ModelRunner, PlanWriter], oracle: Any) -> None:
+    """In every arena, and with a bias on top."""
+    runner, writer = engine
+    assert [masks.shape for masks in runner.masks] == [(MAX_NUM_SEQS, 4)] * 3
+    prompts = {slot: PROMPT[: 6 + slot] for slot in (0, 1, 2, 5)}
+    logits = {slot: logits_of(oracle, prompt) for slot, prompt in prompts.items()}
+    for turn in range(4):
+        order = {slot: values.argsort(descending=True).tolist() for slot, values in logits.items()}
+        plan = writer.plan(
+            [(slot, prompt, 0) for slot, prompt in prompts.items()],
+            TABLES,
+            new_params={slot: params() for slot in prompts},
+            new_blocks=blocks_of(*prompts),
+            masks=[3, 0, 1],
+            biases=[(1, order[1][60], 100.0), (1, order[1][0], 100.0)],
+        )
+        runner.masks[plan.arena][:] = -1
+        runner.masks[plan.arena][0] = mask_of(order[5][10 + turn :])
+        runner.masks[plan.arena][1] = mask_of([100])
+        runner.masks[plan.arena][2] = mask_of(order[1][50:])
+        runner.launch(plan).result()
+        assert writer.sampled(plan) == [100, order[1][60], order[2][0], order[5][10 + turn]]
+
+
 def test_log_probabilities(engine: tuple[ModelRunner, PlanWriter], oracle: Any) -> None:
     runner, writer = engine
     plan = writer.plan(
@@ -271,7 +302,11 @@ def test_logits_in_slices_are_the_same(head_rows: int, folder: Path) -> None:
             new_params=new_params,
             new_blocks=blocks_of(*slots),
             bans=[(3, 0), (0, 5)],
+            biases=[(2, 7, 3.5), (1, 40, 2.0)],
+            masks=[3, 1],
         )
+        runner.masks[plan.arena][0] = mask_of([0, 33, 64])
+        runner.masks[plan.arena][1] = mask_of(list(range(0, 101, 9)))
         result = runner.launch(plan).result()
         assert result.logprobs is not None
         return writer.sampled(plan), result.logprobs.tolist()

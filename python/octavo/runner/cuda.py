@@ -74,6 +74,7 @@ class CudaRunner:
     Attributes:
         arenas: int32 plan arenas, once attached.
         results: int32 result buffers, one an arena.
+        masks: one an arena, once attached; as of `Runner`.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class CudaRunner:
         self.info = info
         self.arenas: list[IntArray] = []
         self.results: list[IntArray] = []
+        self.masks: list[IntArray] = []
         self._make_step: MakeStep | None = make_step
         self._step: CudaStep | None = None
         self._sizes = bucket_table(buckets(max_num_seqs, max_tokens))
@@ -124,6 +126,7 @@ class CudaRunner:
         self._staging: IntArray = step.staging.numpy()
         self.arenas = list(step.arenas.numpy())
         self.results = list(step.ring.ids.numpy())
+        self.masks = list(step.masks.numpy())
         self._ring = [tensor.numpy() for tensor in (step.ring.logprobs, step.ring.top_ids, step.ring.top_logprobs)]
         self._slots = [layout.view(arena, "logits_slots").numpy() for arena in step.arenas]
         # Log probabilities that each slot asks for beside the chosen token's, and 1; 0 where it asks for none.

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from octavo.kernels.attention_work import plan_attention
 from octavo.kernels.sample import SampleWorkspace, sample
+from octavo.kernels.sample_constrain import constrain
 from octavo.kernels.step import NUM_ARENAS, DeviceState, PlanLayout, Samples, count_history, publish, take_plan
 from octavo.layers.cuda_inputs import CudaStepInputs, StepSize, has_groups, has_prompts
+from octavo.runner.interface import mask_words
 
 if TYPE_CHECKING:
     from octavo.kernels.attention_work import AttentionWork
@@ -39,6 +41,7 @@ class CudaStep:
     Attributes:
         arenas: int32[NUM_ARENAS, length] on the host, pinned where the device is a GPU.
         ring: the samples of the step of each arena, likewise.
+        masks: int32[NUM_ARENAS, max_num_seqs, words] likewise, what the masked rows of each arena's step may choose of.
         staging: int32[NUM_ARENAS, tokens of at least one sequence] likewise, for histories on their way to be counted.
     """
 
@@ -60,10 +63,11 @@ class CudaStep:
         host = device if device.type == "meta" else torch.device("cpu")
         self.layout = layout
 
-        def on_host(length: int) -> Tensor:
-            return torch.zeros((NUM_ARENAS, length), dtype=torch.int32, device=host, pin_memory=pinned)
+        def on_host(*shape: int) -> Tensor:
+            return torch.zeros((NUM_ARENAS, *shape), dtype=torch.int32, device=host, pin_memory=pinned)
 
         self.arenas = on_host(layout.length)
+        self.masks = on_host(max_num_seqs, mask_words(vocab_size))
         self.staging = on_host(max(max_model_len, _MIN_STAGING))
         self.ring = Samples.empty(max_num_seqs, max_logprobs, device, ring=True)
         self._token_counts = torch.zeros((max_num_seqs, vocab_size), dtype=torch.int32, device=device)
@@ -74,6 +78,7 @@ class CudaStep:
         self._state = DeviceState.empty(layout, max_num_seqs, -(-max_model_len // block_size), device)
         self._samples = Samples.empty(max_num_seqs, max_logprobs, device)
         self._workspace = SampleWorkspace(max_num_seqs, vocab_size, max_logprobs, device)
+        self._mask_logits = layout.view(self._state.plan, "mask_logits")
         self._bias_logits = layout.view(self._state.plan, "bias_logits")
         self._bias_tokens = layout.view(self._state.plan, "bias_tokens")
         self._bias_values = layout.view(self._state.plan, "bias_values")
@@ -84,6 +89,17 @@ class CudaStep:
         inputs, state, samples = self.inputs(size), self._state, self._samples
         take_plan(self.arenas, self.layout, state, tokens=size.tokens, rows=inputs.num_rows)
         logits = self.compute(size)
+        constrain(
+            logits,
+            inputs.counts,
+            state.turn,
+            self._mask_logits,
+            self.masks,
+            self._bias_logits,
+            self._bias_tokens,
+            self._bias_values,
+            rows=size.samples,
+        )
         sample(
             logits,
             inputs.counts,
@@ -92,9 +108,6 @@ class CudaStep:
             inputs.positions,
             state.params,
             self._token_counts,
-            self._bias_logits,
-            self._bias_tokens,
-            self._bias_values,
             state.last_token,
             samples.ids,
             samples.logprobs,

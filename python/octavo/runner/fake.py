@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import ConfigError
-from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH, ModelInfo, StepResult
+from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH, ModelInfo, StepResult, mask_words
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
@@ -26,6 +26,11 @@ _SHIFT = np.uint32(15)
 _TEMPERATURE, _SEED, _SAMPLE_INDEX, _FLAGS, _NUM_LOGPROBS, _PROMPT_LENGTH = 0, slice(7, 9), 9, 10, 11, 12
 _WANTS_LOGPROBS = 2
 _LOG_HALF = math.log(0.5)
+_CLOSERS = tuple(b'}]",:')
+"""What brings JSON to its end, the soonest first: a byte's token of `fake_tokenizer` is the byte."""
+
+_HELD_TOKENS = 32
+"""A masked answer of text looks for its end after so many tokens."""
 
 
 def fake_model_info(
@@ -79,6 +84,53 @@ class FakeOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
         return options
 
 
+class _Constrained:
+    """What a step's rows may choose of: a token each, as far as it can be the one that a runner wants.
+
+    A runner's logits are taken to lie so close together that any bias decides: a row chooses among the tokens that it
+    may have and that have the largest bias.
+
+    Args:
+        plan: of the step.
+        arrays: the plan's, by name.
+        masks: int32 [>= num_masks, words].
+        vocab_size: of the logits.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        arrays: dict[str, npt.NDArray[np.int32]],
+        masks: npt.NDArray[np.int32],
+        vocab_size: int,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self.masks = {int(row): masks[index] for index, row in enumerate(arrays["mask_logits"][: plan.num_masks])}
+        count = plan.num_biases
+        self._bias_rows: npt.NDArray[np.int32] = arrays["bias_logits"][:count]
+        self._bias_tokens = arrays["bias_tokens"][:count]
+        self._bias_values = arrays["bias_values"][:count].view(np.float32)
+
+    def banned(self, token: int) -> list[int]:
+        """The rows that a bias forbids a token."""
+        return [int(row) for row in self._bias_rows[(self._bias_tokens == token) & np.isneginf(self._bias_values)]]
+
+    def rows(self) -> list[int]:
+        """The rows that are not free, rising."""
+        return sorted({*self.masks, *self._bias_rows.tolist()})
+
+    def candidates(self, row: int) -> npt.NDArray[np.int64]:
+        """The tokens that a row chooses among, rising; the lowest of all where it is left nothing."""
+        values = np.zeros(self._vocab_size, dtype=np.float32)
+        if (mask := self.masks.get(row)) is not None:
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._vocab_size]
+            values[bits == 0] = -np.inf
+        mine = self._bias_rows == row
+        values[self._bias_tokens[mine]] += self._bias_values[mine]
+        best = values.max()
+        return np.flatnonzero(values == best) if best > -np.inf else np.zeros(1, dtype=np.int64)
+
+
 class FakeHandle:
     """A step that was over as soon as it was launched, or is over at a time of `time.monotonic`."""
 
@@ -95,8 +147,23 @@ class FakeHandle:
         return self._result
 
 
+def _masks(rows: int, vocab_size: int) -> list[npt.NDArray[np.int32]]:
+    return [np.zeros((rows, mask_words(vocab_size)), dtype=np.int32) for _ in range(NUM_ARENAS)]
+
+
+def _choose(candidates: npt.NDArray[np.int64], wanted: int, preferred: Sequence[int], hashed: int) -> int:
+    """A token of a row's candidates: the one that is wanted, else the first that is preferred, else any."""
+    for token in (wanted, *preferred):
+        place = int(np.searchsorted(candidates, token))
+        if place < candidates.size and candidates[place] == token:
+            return token
+    return int(candidates[hashed % candidates.size])
+
+
 class FakeRunner:
     """Samples a hash of the last token and its position: equal prompts get equal answers in any batch.
+
+    A row that must not have that token gets an end token where it may, or else a hashed one of those that it may have.
 
     Args:
         info: vocabulary size and limits to go by.
@@ -105,11 +172,13 @@ class FakeRunner:
         num_steps: steps launched.
         arenas: int32 plan arenas, once attached.
         results: int32 result buffers, one an arena.
+        masks: as of `Runner`, once attached.
     """
 
     def __init__(self, info: ModelInfo) -> None:
         self.info = info
         self.num_steps = 0
+        self.masks: list[npt.NDArray[np.int32]] = []
         self.arenas: list[npt.NDArray[np.int32]] = []
         self.results: list[npt.NDArray[np.int32]] = []
         self._views: list[dict[str, npt.NDArray[np.int32]]] = []
@@ -121,6 +190,7 @@ class FakeRunner:
         sizes = {name: size for name, _, size in layout}
         self.arenas = [np.zeros(core.arena_len(), dtype=np.int32) for _ in range(NUM_ARENAS)]
         self.results = [np.zeros(sizes["logits_rows"], dtype=np.int32) for _ in range(NUM_ARENAS)]
+        self.masks = _masks(sizes["rows"], self.info.vocab_size)
         self._views = [{name: arena[offset : offset + size] for name, offset, size in layout} for arena in self.arenas]
         self._last_token = np.zeros(sizes["rows"], dtype=np.int32)
         core.attach(
@@ -144,6 +214,12 @@ class FakeRunner:
         mixed *= _POSITION_FACTOR
         mixed ^= mixed >> _SHIFT
         sampled = (mixed % np.uint32(self.info.vocab_size)).astype(np.int32)
+        if plan.num_masks or plan.num_biases:
+            held = _Constrained(plan, view, self.masks[plan.arena], self.info.vocab_size)
+            for row in held.rows():
+                sampled[row] = _choose(
+                    held.candidates(row), int(sampled[row]), self.info.eos_token_ids, int(mixed[row])
+                )
         self.results[plan.arena][:num_logits] = sampled
         self._last_token[view["logits_slots"][:num_logits]] = sampled
         return FakeHandle(StepResult(num_logits))
@@ -157,6 +233,12 @@ class FakeTextRunner:
 
     Where in the passage an answer begins is a hash of its prompt and, at a temperature, of seed and answer's index.
 
+    A row that must not have the passage's next token, or whose mask lets it not end though it is long enough, gets the
+    end token, or what closes JSON, or else a hashed one of those that it may have.
+
+    Attributes:
+        masks: as of `Runner`, once attached.
+
     Args:
         info: what the model claims to be.
         passage: (token id, its bytes), repeated without end.
@@ -169,6 +251,7 @@ class FakeTextRunner:
     ) -> None:
         self.info = info
         self.num_steps = 0
+        self.masks: list[npt.NDArray[np.int32]] = []
         self._passage = np.array([token for token, _ in passage], dtype=np.int32)
         self._starts = [place for place, (_, text) in enumerate(passage) if text.startswith(b" ")]
         # Bytes 0x80 to 0xBF go on with a character.
@@ -192,6 +275,7 @@ class FakeTextRunner:
         self._arenas = [np.zeros(core.arena_len(), dtype=np.int32) for _ in range(NUM_ARENAS)]
         self._results = [np.zeros(sizes["logits_rows"], dtype=np.int32) for _ in range(NUM_ARENAS)]
         self._views = [{name: arena[offset : offset + size] for name, offset, size in layout} for arena in self._arenas]
+        self.masks = _masks(sizes["rows"], self.info.vocab_size)
         self._origin = np.zeros(sizes["rows"], dtype=np.int64)
         self._prompt_length = np.zeros(sizes["rows"], dtype=np.int64)
         self._num_logprobs = np.full(sizes["rows"], -1, dtype=np.int32)
@@ -216,15 +300,15 @@ class FakeTextRunner:
         positions = arrays["positions"][arrays["logits_rows"][:count]]
         places = (self._origin[slots] + positions + 1) % self._passage.size
         tokens = self._passage[places]
+        held = _Constrained(plan, arrays, self.masks[plan.arena], self.info.vocab_size)
         if self._options.end_after:
             ends = positions + 2 - self._prompt_length[slots] >= self._options.end_after
             ends &= self._may_end[places]
-            if plan.num_biases:
-                biases = slice(plan.num_biases)
-                banned = arrays["bias_tokens"][biases] == self._end_token
-                banned &= np.isneginf(arrays["bias_values"][biases].view(np.float32))
-                ends[arrays["bias_logits"][biases][banned]] = False
+            ends[held.banned(self._end_token)] = False
             tokens[ends] = self._end_token
+        for row in held.rows():
+            written = int(positions[row] + 1 - self._prompt_length[slots[row]])
+            tokens[row] = self._held_token(held, row, int(tokens[row]), written)
         self._results[plan.arena][:count] = tokens
         result = StepResult(count)
         if self._any_logprobs and count:
@@ -233,6 +317,23 @@ class FakeTextRunner:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _held_token(self, held: _Constrained, row: int, wanted: int, written: int) -> int:
+        """The token of a row that is not free.
+
+        Args:
+            held: what it may choose of.
+            row: its place among the step's samples.
+            wanted: what it would write.
+            written: tokens of its answer so far.
+        """
+        candidates = held.candidates(row)
+        preferred: tuple[int, ...] = ()
+        if row in held.masks:
+            preferred = (self._end_token, *_CLOSERS)
+            if written >= _HELD_TOKENS and self._end_token not in candidates:
+                wanted = self._end_token
+        return _choose(candidates, wanted, preferred, zlib.crc32(f"{wanted} {written}".encode()))
 
     def _update_params(self, count: int, arrays: dict[str, npt.NDArray[np.int32]]) -> None:
         slots = arrays["param_slots"][:count].tolist()

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
     from octavo._core import Core, StepPlan
 
-__all__ = ["NUM_ARENAS", "PARAM_WIDTH", "Handle", "ModelInfo", "Runner", "StepResult"]
+__all__ = ["NUM_ARENAS", "PARAM_WIDTH", "Handle", "ModelInfo", "Runner", "StepResult", "mask_words"]
 
 NUM_ARENAS = 3
 PARAM_WIDTH = 16
+
+
+def mask_words(vocab_size: int) -> int:
+    """int32 words of a row's mask: a bit for every token, bit t % 32 of word t // 32 for token t."""
+    return -(-vocab_size // 32)
 
 
 class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
@@ -106,9 +111,13 @@ class Runner(Protocol):
 
     Attributes:
         info: what its model is.
+        masks: once attached, an int32 [max_num_seqs, `mask_words`] array for each arena, to be filled before a step
+            with `num_masks` is launched: row k holds the k-th of `mask_logits` to the tokens whose bits are set. A row
+            that is left nothing gets the lowest token id.
     """
 
     info: ModelInfo
+    masks: list[npt.NDArray[np.int32]]
 
     def attach(self, core: Core) -> None:
         """Allocate the arenas and result buffers `core` asks for and hand them over; once, before a step."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo.errors import ConfigError, NotEnoughMemory
-from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH
+from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH, mask_words
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
@@ -34,6 +34,10 @@ HOST_BYTES = 64 << 20
 DEFAULT_KV_BYTES = 1 << 30
 _LOGITS_BYTES = 32 << 20
 _MAX_TABLE_UPDATES = 1 << 17
+_MAX_BIASES = 1 << 17
+_ROW_BIASES = 1024 + 128
+"""Entries of a request's logit bias, and of the tokens that `min_tokens` may ban, at most."""
+
 _MIN_HEAD_ROWS, _MAX_HEAD_ROWS = 16, 256
 
 
@@ -315,12 +319,15 @@ def _blocks(tokens: int, block_size: int) -> int:
 
 
 def _state_bytes(config: EngineConfig, spec: DecoderSpec, length: int, max_tokens: int, num_arenas: int) -> int:
-    """Block tables, sampling state and the arenas; the arenas' small arrays are about 64 numbers a row."""
+    """Block tables, sampling state, masks and the arenas; the arenas' small arrays are about 64 numbers a row."""
     rows, blocks = config.max_num_seqs, _blocks(length, config.block_size)
     tables = rows * (blocks + PARAM_WIDTH + 2)
     # As the core's `table_update_capacity`.
     least = blocks + 2 * rows + _blocks(max_tokens, config.block_size)
     updates = max(least, min(rows * blocks, _MAX_TABLE_UPDATES))
-    arenas = num_arenas * (3 * max_tokens + 64 * rows + 3 * updates)
+    # As its `bias_capacity`, but for the end tokens of the model.
+    biases = max(_ROW_BIASES, min(rows * _ROW_BIASES, _MAX_BIASES))
+    arenas = num_arenas * (3 * max_tokens + 64 * rows + 3 * updates + 3 * biases)
     counts = rows * spec.vocab_size
-    return 4 * (tables + arenas + counts)
+    masks = NUM_ARENAS * rows * mask_words(spec.vocab_size)
+    return 4 * (tables + arenas + counts + masks)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.layers.decoder import Decoder
-from octavo.layers.operations import IntArray, KvCache, Memory
+from octavo.layers.operations import IntArray, KvCache
 from octavo.runner.interface import ModelInfo, StepResult
 from octavo.runner.sampler import Sampler
 from octavo.runner.state import Arena, HostState
@@ -44,12 +44,14 @@ class ModelRunner:
     Attributes:
         arenas: three int32 arrays, once attached.
         results: three int32 arrays, once attached.
+        masks: three int32 arrays, once attached; as of `Runner`.
     """
 
     def __init__(self, decoder: Decoder, cache: KvCache, sampler: Sampler, info: ModelInfo, max_num_seqs: int) -> None:
         self.info = info
         self.arenas: list[IntArray] = []
         self.results: list[IntArray] = []
+        self.masks: list[IntArray] = []
         self._decoder = decoder
         self._cache = cache
         self._sampler = sampler
@@ -64,6 +66,7 @@ class ModelRunner:
         state = HostState(core, buffer, self._max_num_seqs, stride, self.info.vocab_size)
         self.arenas = [arena.memory for arena in state.arenas]
         self.results = [arena.result for arena in state.arenas]
+        self.masks = [arena.masks for arena in state.arenas]
         self._state = state
         core.attach(
             [(arena.ctypes.data, arena.size) for arena in self.arenas],
@@ -110,16 +113,6 @@ class ModelRunner:
         for start in range(0, num_logits, decoder.head_rows):
             stop = min(start + decoder.head_rows, num_logits)
             logits = decoder.compute_logits(logits_rows[start:stop])
-            if plan.num_biases:
-                self._bias(arena, plan.num_biases, logits, start)
-            self._sampler.sample(logits, state, arena, positions, result, start)
+            self._sampler.sample(logits, plan, state, arena, positions, result, start)
         state.record(arena, num_logits)
         return result
-
-    @staticmethod
-    def _bias(arena: Arena, count: int, logits: Memory, start: int) -> None:
-        """Add to single logits of the rows of this slice; none is named twice."""
-        rows = arena.arrays["bias_logits"][:count] - start
-        inside = (rows >= 0) & (rows < logits.shape[0])
-        tokens = arena.arrays["bias_tokens"][:count][inside]
-        logits[rows[inside], tokens] += arena.arrays["bias_values"][:count].view(np.float32)[inside]

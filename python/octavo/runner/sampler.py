@@ -8,6 +8,7 @@ from octavo import _core
 from octavo.layers.operations import IntArray, Memory
 
 if TYPE_CHECKING:
+    from octavo._core import StepPlan
     from octavo.runner.interface import StepResult
     from octavo.runner.state import Arena, HostState
 
@@ -20,6 +21,7 @@ class Sampler(Protocol):
     def sample(
         self,
         logits: Memory,
+        plan: StepPlan,
         state: HostState,
         arena: Arena,
         positions: IntArray,
@@ -30,8 +32,9 @@ class Sampler(Protocol):
 
         Args:
             logits: float32 [rows, vocab_size], changed in place.
+            plan: says how many masks and biases the step has.
             state: parameters and counts of the slots.
-            arena: names the rows' slots and takes their ids.
+            arena: names the rows' slots and what holds them, and takes their ids.
             positions: int32, place of each new token of the whole step in its sequence.
             result: takes log probabilities where it has arrays for them.
             start: the first row.
@@ -45,6 +48,7 @@ class CpuSampler:
     def sample(
         self,
         logits: Memory,
+        plan: StepPlan,
         state: HostState,
         arena: Arena,
         positions: IntArray,
@@ -68,7 +72,7 @@ class CpuSampler:
             vocab_size,
             vocab_size,
             state.params_pointer,
-            arena.logits_slots + offset,
+            arena.pointers["logits_slots"] + offset,
             positions.ctypes.data + offset,
             state.counts_pointer,
             vocab_size,
@@ -77,4 +81,13 @@ class CpuSampler:
             top_ids,
             top_logprobs,
             width,
+            first_logit=start,
+            num_masks=plan.num_masks,
+            mask_logits=arena.pointers["mask_logits"],
+            masks=arena.masks_pointer,
+            mask_words=arena.masks.shape[1],
+            num_biases=plan.num_biases,
+            bias_logits=arena.pointers["bias_logits"],
+            bias_tokens=arena.pointers["bias_tokens"],
+            bias_values=arena.pointers["bias_values"],
         )

@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo.layers.cpu import mapped_zeros
 from octavo.layers.operations import Buffer, IntArray, Memory, StepInputs
-from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH
+from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH, mask_words
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
@@ -27,16 +27,21 @@ class Arena:
     Attributes:
         memory: int32, as the core fills it.
         result: int32[R], the sampled ids.
+        masks: int32 [R, words], the tokens that the plan's masked rows may have.
         arrays: the plan arrays by name, views of `memory`.
-        logits_slots, result_pointer: addresses.
+        pointers: the plan arrays' addresses by name.
+        masks_pointer, result_pointer: addresses.
         inputs: the plan arrays for the decoder's kernels.
     """
 
-    def __init__(self, layout: list[tuple[str, int, int]], length: int) -> None:
+    def __init__(self, layout: list[tuple[str, int, int]], length: int, vocab_size: int) -> None:
         self.memory: IntArray = np.zeros(length, dtype=np.int32)
         self.arrays: dict[str, IntArray] = {name: self.memory[offset : offset + size] for name, offset, size in layout}
         self.result: IntArray = np.zeros(self.arrays["logits_rows"].size, dtype=np.int32)
-        self.logits_slots = self.arrays["logits_slots"].ctypes.data
+        # Its pages stay away until a row is masked.
+        self.masks: IntArray = mapped_zeros((self.result.size, mask_words(vocab_size)), np.int32)
+        self.pointers: dict[str, int] = {name: array.ctypes.data for name, array in self.arrays.items()}
+        self.masks_pointer = self.masks.ctypes.data
         self.result_pointer = self.result.ctypes.data
         self.inputs: StepInputs
 
@@ -61,7 +66,7 @@ class HostState:
         self, core: Core, buffer: Callable[[Memory], Buffer], num_slots: int, table_stride: int, vocab_size: int
     ) -> None:
         layout, length = core.layout(), core.arena_len()
-        self.arenas = [Arena(layout, length) for _ in range(NUM_ARENAS)]
+        self.arenas = [Arena(layout, length, vocab_size) for _ in range(NUM_ARENAS)]
         self.history: Callable[[int], bytes] = core.history
         self.vocab_size = vocab_size
         self._block_tables: IntArray = np.zeros((num_slots, table_stride), dtype=np.int32)
