@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -11,6 +13,7 @@ import pytest
 from octavo.errors import ConfigError
 from octavo.server.admin import AdminKeys
 from octavo.server.auth import KeyRing
+from octavo.server.listen import bind
 from routing_harness import ADMIN_KEY, Routed
 
 
@@ -57,6 +60,15 @@ def test_admin_routes_are_on_their_own_listener_only(server: Routed) -> None:
     assert rebound.status_code in (400, 401, 403, 421)
 
 
+def test_a_taken_admin_port_is_blamed_on_its_option() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"admin_port: {port} is in use on .*; choose another with --admin-port"):
+            bind("127.0.0.1", port, prefix="admin_")
+        with pytest.raises(ConfigError, match=f"^port: {port} is in use on .*; choose another with --port"):
+            bind("127.0.0.1", port)
+
+
 def test_a_servers_key_needs_the_scope() -> None:
     ring = KeyRing(arguments=["a-key-without-scope"])
     keys = AdminKeys(ADMIN_KEY, ring)
@@ -75,6 +87,8 @@ def test_a_servers_key_needs_the_scope() -> None:
 def test_there_is_no_admin_listener_without_a_key() -> None:
     with pytest.raises(ConfigError, match="admin_port: there is no key for it; set OCTAVO_ADMIN_KEY"):
         AdminKeys(None, KeyRing())
+    with pytest.raises(ConfigError, match="OCTAVO_ADMIN_KEY, key 1: the key is not 8 to 512"):
+        AdminKeys("short", KeyRing(arguments=["some-long-key"]))
     assert AdminKeys(None, KeyRing(arguments=["some-long-key"])).required
     assert AdminKeys(None, KeyRing(arguments=["some-long-key"])).find([b"another-long-key"]) is None
 
@@ -133,11 +147,23 @@ def test_aliases(server: Routed) -> None:
         ("load", {"model": "x", "path": "x", "engine": {"block_size": 7}}, 400, "block_size: 7"),
         ("load", {"model": "x", "path": "x", "engine": {"model": "y"}}, 400, "engine.model"),
         ("load", {"model": "x", "path": "x?fail=1"}, 422, "there is no 'x'"),
-        ("load", {"model": "m@v1", "path": "other"}, 400, "is ready with other settings"),
+        ("load", {"model": "m@v1", "path": "other"}, 400, "has answered from another model"),
+        ("load", {"model": "m@v1", "path": "m@v1", "engine": {"max_num_seqs": 3}}, 400, "is ready with other settings"),
+        (
+            "load",
+            {"model": "x", "path": "x", "load_format": "dummy"},
+            400,
+            "load_format: there is no such field; a set",
+        ),
+        ("load", {"model": "x", "paht": "x"}, 400, "paht: there is no such field; did you mean `path`?"),
+        ("unload", {"model": "m", "force": True}, 400, "force: there is no such field; there are model, timeout"),
         ("unload", {"model": "m", "timeout": -1}, 400, "timeout: -1"),
         ("unload", {"model": "m@v1", "remove": True}, 400, "`m` lead to `m@v1`"),
         ("swap", {"model": "m", "to": "m@v2", "path": "x?fail=1"}, 422, "there is no 'x'"),
         ("swap", {"model": "m", "to": "m@v9"}, 404, "`m@v9` does not exist"),
+        ("swap", {"model": "m"}, 400, "to: is missing"),
+        ("swap", {"model": "m", "to": "slow", "pinned": True}, 400, "pinned: is of a new model"),
+        ("swap", {"model": "m", "to": "m@v1", "path": "other"}, 400, "to: `m@v1` is another model already"),
         ("swap", {"model": "m", "to": "slow", "replace": "slow"}, 400, "replace: `m` has no model `slow`"),
         ("swap", [], 400, "object"),
     ],
@@ -147,7 +173,150 @@ def test_mistakes_change_nothing(server: Routed, path: str, body: Any, status: i
     assert (refused.status_code, refused.json()["error"]["type"]) == (status, "invalid_request_error")
     assert text in refused.json()["error"]["message"]
     assert server.ask("m").headers["x-model-version"] == "m@v1"
-    assert server.registry.aliases["m"] == {"m@v1": 1}
+    assert server.registry.aliases == {"m": {"m@v1": 1}}
+    assert states(server) == {"m@v1": "ready", "slow": "unloaded"}
+    # Nobody can have it tried again by asking for it.
+    attempts = len(server.engines.attempts)
+    assert server.ask("x").status_code == 404
+    assert len(server.engines.attempts) == attempts
+
+
+def test_a_load_that_nobody_waits_for_says_later_what_became_of_it(server: Routed) -> None:
+    new = {"model": "new", "path": "x?load=0.2&fail=1", "wait": False}
+    assert server.admin("POST", "models/load", new).json()["state"] == "loading"
+    end = time.monotonic() + 10
+    while (shown := server.admin("GET", "models/new").json())["state"] == "loading":
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert (shown["state"], shown["reason"]) == ("failed", "model: there is no 'x' in /secret")
+    refused = server.ask("new")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_unavailable")
+    assert refused.headers["x-should-retry"] == "false"
+    assert "could not be loaded" in refused.json()["error"]["message"]
+    assert server.engines.attempts.count("x?load=0.2&fail=1") == 1
+    assert server.admin("POST", "models/unload", {"model": "new", "remove": True, "wait": False}).status_code == 202
+    assert states(server) == {"m@v1": "ready", "slow": "unloaded"}
+    # One that fails at once is answered so, and leaves nothing.
+    assert server.admin("POST", "models/load", {**new, "path": "x?fail=1"}).status_code == 422
+    assert "new" not in states(server)
+
+
+def test_a_swap_says_what_stays_and_a_command_overtaken_by_another_says_so(server: Routed) -> None:
+    server.admin("PUT", "aliases/stable", "m@v1")
+    done = server.admin("POST", "models/swap", {"model": "m", "to": "m@v2", "path": "two"}).json()
+    assert (done["to"], done["unloading"]) == ("m@v2", [])
+    assert done["kept"] == [{"id": "m@v1", "aliases": ["stable"]}]
+    with ThreadPoolExecutor(1) as pool:
+        swap = pool.submit(server.admin, "POST", "models/swap", {"model": "m", "to": "slow"})
+        while states(server)["slow"] != "loading":
+            time.sleep(0.005)
+        assert server.admin("PUT", "aliases/m", "m@v1").status_code == 200
+        refused = swap.result()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+    assert server.ask("m").headers["x-model-version"] == "m@v1"
+
+
+def test_the_end_is_told_to_who_waits_and_ends_what_loads(caplog: pytest.LogCaptureFixture) -> None:
+    server = Routed("m@v1=m?delay=0.05", "~slow=slow?load=30")
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            answer = pool.submit(server.ask, "m", max_tokens=100)
+            commands = [
+                pool.submit(server.admin, "POST", "models/load", {"model": "slow"}),
+                pool.submit(server.admin, "POST", "models/swap", {"model": "m", "to": "new", "path": "x?load=30"}),
+            ]
+            while states(server)["slow"] != "loading" or "new" not in states(server):
+                time.sleep(0.005)
+            server.state.draining = True
+            late = server.admin("POST", "models/load", {"model": "slow"})
+            assert (late.status_code, late.json()["error"]["code"]) == (503, "server_stopping")
+            unload = pool.submit(server.admin, "POST", "models/unload", {"model": "m@v1"})
+            while states(server)["m@v1"] != "draining":
+                time.sleep(0.005)
+            began = time.monotonic()
+            server.loop.call_soon_threadsafe(server.state.refuse)
+            for command in (*commands, unload):
+                told = command.result()
+                assert (told.status_code, told.json()["error"]["code"]) == (503, "server_stopping"), told.text
+            assert time.monotonic() - began < 3
+            # The answer that runs goes on.
+            assert not answer.done()
+            assert server.engines.loading == 0
+            assert states(server) == {"m@v1": "draining", "slow": "unloaded"}
+    finally:
+        server.stop()
+
+
+def test_what_is_not_there_is_answered_with_an_error_object(server: Routed) -> None:
+    for method, path, status, code in (
+        ("GET", "nothing", 404, "not_found"),
+        ("POST", "models", 405, "method_not_allowed"),
+        ("DELETE", "models/load", 405, "method_not_allowed"),
+    ):
+        refused = server.admin(method, path)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["type"]) == (status, code, "invalid_request_error")
+        assert f"/admin/{path}" in error["message"]
+
+
+def test_the_document_says_every_route(server: Routed) -> None:
+    url = f"{server.admin_url}/openapi.json"
+    assert httpx.get(url).status_code == 401
+    described = httpx.get(url, headers={"Authorization": f"Bearer {ADMIN_KEY}"}).json()
+    routes = {(method, path) for path, operations in described["paths"].items() for method in operations}
+    assert {path for _, path in routes} == {
+        "/admin/models", "/admin/models/load", "/admin/models/unload", "/admin/models/swap", "/admin/models/{id}",
+        "/admin/aliases", "/admin/aliases/{name}", "/openapi.json",
+    }  # fmt: skip
+    assert {method for method, path in routes if path == "/admin/aliases/{name}"} == {"put", "delete"}
+    load = described["paths"]["/admin/models/load"]["post"]
+    assert load["summary"] == "Load a model"
+    assert all(operation["summary"][0] != "/" for path in described["paths"].values() for operation in path.values())
+    schema = load["requestBody"]["content"]["application/json"]["schema"]
+    fields = described["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    assert set(fields["properties"]) == {"model", "path", "engine", "keep_alive", "pinned", "wait"}
+    assert fields["required"] == ["model"]
+
+
+def test_an_id_is_found_behind_an_alias_of_its_name(server: Routed) -> None:
+    server.admin("POST", "models/load", {"model": "demo", "path": "one"})
+    server.admin("POST", "models/swap", {"model": "demo", "path": "two", "wait": True})
+    assert server.ask("demo").headers["x-model-version"] == "demo@2"
+    # The one that it hides can be seen, loaded and removed; requests notice nothing.
+    assert server.admin("GET", "models/demo").json()["id"] == "demo"
+    assert server.admin("POST", "models/load", {"model": "demo"}).json()["id"] == "demo"
+    assert server.admin("POST", "models/unload", {"model": "demo", "remove": True}).status_code == 200
+    assert states(server) == {"m@v1": "ready", "slow": "unloaded", "demo@2": "ready"}
+    assert server.ask("demo").headers["x-model-version"] == "demo@2"
+
+
+def test_seconds_of_any_size(server: Routed) -> None:
+    loaded = server.admin("POST", "models/load", {"model": "x", "path": "x", "keep_alive": 1e300})
+    assert (loaded.status_code, loaded.json()["state"]) == (200, "ready"), loaded.text
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}", "Content-Type": "application/json"}
+    body = b'{"model":"x","keep_alive":1e999}'
+    refused = httpx.post(f"{server.admin_url}/admin/models/load", content=body, headers=headers)
+    assert refused.status_code == 400, refused.text
+
+
+def test_the_log_names_models(server: Routed, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="octavo"):
+        server.admin("POST", "models/load", {"model": "slow"})
+        server.admin("POST", "models/swap", {"model": "m", "to": "slow", "wait": True})
+        server.admin("POST", "models/load", {"model": "x", "path": "x?fail=1"})
+        server.admin("PUT", "aliases/gpt", "slow")
+    assert re.search(r"the model slow is loaded \(0\.\d s\)", caplog.text)
+    assert "m leads from `m@v1` to `slow`" in caplog.text
+    assert "the model m@v1 is unloaded" in caplog.text
+    assert "the alias gpt leads to {'slow': 1}" in caplog.text
+    lines = [record.fields for record in caplog.records if record.name == "octavo.access"]
+    said = [(line["path"].rpartition("/")[2], line["status"], line["model"], line["error"]) for line in lines]
+    assert said == [
+        ("load", 200, "slow", None),
+        ("swap", 200, "m", None),
+        ("load", 422, "x", "model_error"),
+        ("gpt", 200, None, None),
+    ]
 
 
 def test_bodies_of_pages_and_of_any_size_are_refused(server: Routed) -> None:

@@ -10,7 +10,7 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDead, InvalidRequest, ModelNotFound, ModelNotServed, NotEnoughMemory
 from octavo.server.entry import ModelState
-from octavo.server.errors import EngineLoading, ModelUnavailable
+from octavo.server.errors import EngineLoading, ModelUnavailable, ServerStopping
 from octavo.server.registry import ModelRegistry
 from registry_fakes import Engines, eventually, registry, run
 from server_fakes import FakeEngine
@@ -333,7 +333,7 @@ def test_swap_of_a_model_without_version() -> None:
         engines = Engines()
         models = registry(engines, "demo")
         await models.load("demo")
-        entry = await models.swap("demo", config=EngineConfig(model="new"), wait=True)
+        entry = (await models.swap("demo", config=EngineConfig(model="new"), wait=True)).entry
         assert entry.id == "demo@2"
         assert await ask(models, "demo") == "demo@2"
         assert engines.open == ["new"]
@@ -659,10 +659,10 @@ def test_closing_ends_everything() -> None:
         waiting = asyncio.ensure_future(models.acquire("b"))
         await eventually(lambda: engines.loading == 1)
         await models.close()
-        with pytest.raises(ModelUnavailable):
+        with pytest.raises(ServerStopping):
             await waiting
         assert engines.open == []
-        with pytest.raises(ModelUnavailable):
+        with pytest.raises(ServerStopping):
             await models.acquire("a")
 
     run(work())

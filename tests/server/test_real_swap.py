@@ -117,7 +117,7 @@ def test_real_engines_swapped_under_load(folders: list[Path]) -> None:
         assert len(set.union(*by_version.values())) == 3
         assert sum(outcomes.values()) > CLIENTS
         states = {model["id"]: model["state"] for model in server.admin("GET", "models").json()["models"]}
-        assert states == {"m@v1": "unloaded", "m@v2": "ready", "m@v3": "ready", "m@v4": "failed"}
+        assert states == {"m@v1": "unloaded", "m@v2": "ready", "m@v3": "ready"}
         end = time.monotonic() + 10
         while _blocks_used(server) != ["0.0", "0.0"]:
             assert time.monotonic() < end, _blocks_used(server)

@@ -83,7 +83,7 @@ def serve_command(
             from octavo.server.admin import AdminKeys
 
             admin = (
-                listening.enter_context(bind(options.admin_host, options.admin_port)),
+                listening.enter_context(bind(options.admin_host, options.admin_port, prefix="admin_")),
                 AdminKeys(admin_key, keys),
             )
         listening.pop_all()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -12,25 +13,35 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from octavo.config import EngineConfig
 from octavo.errors import ConfigError, InvalidRequest, ModelError, NotEnoughMemory
+from octavo.server.admin_bodies import LoadBody, SwapBody, UnloadBody, decode_command, decode_json, decode_object
 from octavo.server.aliases import parse_aliases
+from octavo.server.app import http_exception
 from octavo.server.auth import Gate, Identity, KeyRing
-from octavo.server.config_file import engine_config
-from octavo.server.errors import describe
+from octavo.server.entry import ModelEntry
+from octavo.server.errors import ServerStopping, describe
 from octavo.server.hosts import HostCheck, allowed_hosts
 from octavo.server.http import ClientGone, read_body
 from octavo.server.observe import observed
-from octavo.server.protocol import RequestBody, decode
+from octavo.server.openapi import document
+from octavo.server.operations import Operation
+from octavo.server.protocol import RequestBody
 from octavo.server.reads import json_response
+from octavo.server.request_context import context_of
 from octavo.server.state import ServerState
 
 __all__ = ["AdminKeys", "create_admin_app"]
 
+logger = logging.getLogger("octavo.server")
+
 _MAX_BODY_BYTES = 1 << 20
+_LAST_WORDS_S = 1.0
+_FIRST_SAY_S = 0.05
+
+Body = TypeVar("Body", bound=RequestBody)
 
 
 class AdminKeys(KeyRing):
@@ -45,7 +56,7 @@ class AdminKeys(KeyRing):
     """
 
     def __init__(self, environment: str | None, others: KeyRing) -> None:
-        super().__init__(environment=environment)
+        super().__init__(environment=environment, variable="OCTAVO_ADMIN_KEY")
         self._others = others
         if not len(self) and not others.required:
             raise ConfigError(
@@ -67,56 +78,6 @@ class AdminKeys(KeyRing):
         return self._others.find(keys) if self._others.required else None
 
 
-class LoadBody(RequestBody, kw_only=True):
-    """Of `/admin/models/load`.
-
-    Attributes:
-        model: id of a known model, or of a new one with `path`.
-        path: what to load, as `octavo serve MODEL`.
-        engine: settings of its engine.
-        keep_alive: idle seconds after which it is unloaded; negative: never.
-        pinned: never unload it to make room.
-        wait: answer when it is loaded; else at once, with 202.
-    """
-
-    model: str
-    path: str | None = None
-    engine: dict[str, Any] | None = None
-    keep_alive: float | None = None
-    pinned: bool | None = None
-    wait: bool | None = None
-
-
-class UnloadBody(RequestBody, kw_only=True):
-    """Of `/admin/models/unload`.
-
-    Attributes:
-        model: id, or alias of one model.
-        timeout: seconds that running requests get.
-        remove: forget the model too.
-        wait: answer when its engine is closed; else at once, with 202.
-    """
-
-    model: str
-    timeout: float | None = None
-    remove: bool | None = None
-    wait: bool | None = None
-
-
-class SwapBody(LoadBody, kw_only=True):
-    """Of `/admin/models/swap`.
-
-    Attributes:
-        model: the name, alias or id, that is to be answered by another model.
-        to: id of that one; the name with the next number as its version when left out.
-        replace: of an alias of several models the one that is replaced.
-        wait: answer when the old model's engine is closed; else when the new one serves.
-    """
-
-    to: str | None = None
-    replace: str | None = None
-
-
 _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (NotEnoughMemory, 409, "not_enough_memory"),
     (ModelError, 422, "model_error"),
@@ -124,24 +85,38 @@ _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
 )
 
 
-def _failure(error: Exception) -> Response:
+def _failure(error: Exception, request: Request) -> Response:
     status, payload, headers = describe(error)
     for kind, own_status, code in _STATUSES:
         if isinstance(error, kind):
             status, headers = own_status, {}
             payload["error"].update(message=str(error), type="invalid_request_error", code=code)
             break
+    context_of(request.scope).error_code = payload["error"]["code"]
     return json_response(payload, status, headers)
 
 
-def _answering(work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+def _answering(
+    work: Callable[[Request], Awaitable[Response]], state: ServerState
+) -> Callable[[Request], Awaitable[Response]]:
     async def handler(request: Request) -> Response:
+        task = asyncio.ensure_future(work(request))
+        stopped = asyncio.ensure_future(state.stopped.wait())
         try:
-            return await work(request)
+            await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                # What has been ended says so itself.
+                await asyncio.wait((task,), timeout=_LAST_WORDS_S)
+            if not task.done():
+                raise ServerStopping("The server is shutting down; this was not waited for.")
+            return task.result()
         except (HTTPException, ClientGone):
             raise
         except Exception as error:
-            return _failure(error)
+            return _failure(error, request)
+        finally:
+            task.cancel()
+            stopped.cancel()
 
     return handler
 
@@ -154,27 +129,21 @@ async def _body(request: Request) -> bytes:
     return await read_body(request.scope, request.receive, _MAX_BODY_BYTES)
 
 
-def _config(body: LoadBody) -> EngineConfig | None:
-    if body.path is None:
-        if body.engine:
-            raise InvalidRequest("engine: settings are of a new model; give its `path` too", "engine")
-        return None
-    for name in ("model", "served_model_name"):
-        if name in (body.engine or {}):
-            raise InvalidRequest(f"engine.{name}: is given by `path` and `model`; leave it out", "engine")
-    return engine_config({**(body.engine or {}), "model": body.path})
-
-
-def _options(body: LoadBody, config: EngineConfig | None) -> dict[str, Any]:
-    return {} if config is None else {"keep_alive": body.keep_alive, "pinned": bool(body.pinned)}
-
-
 class _Admin:
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._registry = state.registry
         # What is answered with 202 goes on without its request.
         self._background: set[asyncio.Future[Any]] = set()
+
+    async def _command(self, kind: type[Body], request: Request) -> Body:
+        command = decode_command(kind, await _body(request))
+        context_of(request.scope).model = getattr(command, "model", None)
+        return command
+
+    def _check_loads(self) -> None:
+        if self._state.draining:
+            raise ServerStopping("The server is shutting down; nothing is loaded any more.")
 
     async def models(self, request: Request) -> Response:
         """`GET /admin/models`: states, progress, use, memory."""
@@ -193,60 +162,64 @@ class _Admin:
 
     async def load(self, request: Request) -> Response:
         """`POST /admin/models/load`."""
-        body = decode(LoadBody, await _body(request))
-        config = _config(body)
+        body = await self._command(LoadBody, request)
+        self._check_loads()
+        config = body.config()
         if config is None:
             entry = self._registry.find(body.model)
+            if body.pinned is not None:
+                entry.pinned = body.pinned
             if body.keep_alive is not None:
                 self._registry.set_keep_alive(entry.id, body.keep_alive)
         else:
-            entry = self._registry.register(body.model, config, **_options(body, config))
-        return await self._answer(entry.id, self._registry.load(entry.id), body.wait is not False)
+            entry = self._registry.register(
+                body.model,
+                config,
+                keep_alive=body.keep_alive,
+                pinned=bool(body.pinned),
+                tentative=True,
+                on_request=False,
+            )
+        return await self._answer(entry, self._registry.load(entry.id), body.wait is not False)
 
     async def unload(self, request: Request) -> Response:
         """`POST /admin/models/unload`."""
-        body = decode(UnloadBody, await _body(request))
-        if body.timeout is not None and not 0 <= body.timeout < float("inf"):
-            raise InvalidRequest(f"timeout: {body.timeout} is no number of seconds; give one from 0 up", "timeout")
+        body = await self._command(UnloadBody, request)
         entry = self._registry.find(body.model)
-        work = self._registry.unload(body.model, timeout=body.timeout, remove=bool(body.remove))
-        return await self._answer(entry.id, work, body.wait is not False)
+        work = self._registry.unload(entry.id, timeout=body.timeout, remove=bool(body.remove))
+        return await self._answer(entry, work, body.wait is not False)
 
     async def swap(self, request: Request) -> Response:
         """`POST /admin/models/swap`."""
-        body = decode(SwapBody, await _body(request))
-        config = _config(body)
-        entry = await asyncio.shield(
-            self._keep(
-                self._registry.swap(
-                    body.model,
-                    body.to,
-                    config,
-                    replace=body.replace,
-                    wait=bool(body.wait),
-                    **_options(body, config),
-                )
-            )
-        )
+        body = await self._command(SwapBody, request)
+        self._check_loads()
+        config = body.config()
+        options = {} if config is None else {"keep_alive": body.keep_alive, "pinned": bool(body.pinned)}
+        work = self._registry.swap(body.model, body.to, config, replace=body.replace, wait=bool(body.wait), **options)
+        done = await asyncio.shield(self._keep(work))
         return json_response(
             {
                 "model": body.model,
-                "to": entry.id,
-                "weights": self._registry.aliases.get(body.model, {entry.id: 1}),
+                "to": done.entry.id,
+                "weights": self._registry.aliases.get(body.model, {done.entry.id: 1}),
+                "unloading": list(done.unloading),
+                "kept": [{"id": id, "aliases": aliases} for id, aliases in done.kept.items()],
                 "models": self._registry.snapshot(),
             }
         )
 
-    async def _answer(self, id: str, work: Any, wait: bool) -> Response:
+    async def _answer(self, entry: ModelEntry, work: Any, wait: bool) -> Response:
         task = self._keep(work)
         if wait:
-            entry = await asyncio.shield(task)
+            await asyncio.shield(task)
             return json_response(self._registry.describe(entry))
         # It has its say on what is wrong with the request itself.
-        await asyncio.wait((task,), timeout=0.05)
+        await asyncio.wait((task,), timeout=_FIRST_SAY_S)
         if task.done():
             task.result()
-        return json_response(self._registry.describe(self._registry.find(id)), 202)
+        # From now on what becomes of it is to be seen in the model alone.
+        entry.undo = None
+        return json_response(self._registry.describe(entry), 202)
 
     def _keep(self, work: Any) -> asyncio.Future[Any]:
         task: asyncio.Future[Any] = asyncio.ensure_future(work)
@@ -266,45 +239,84 @@ class _Admin:
 
     async def replace_aliases(self, request: Request) -> Response:
         """`PUT /admin/aliases`: all of them, at once."""
-        given = _object(await _body(request))
+        given = decode_object(await _body(request))
         given = given.get("aliases", given) if set(given) == {"aliases"} else given
         if not isinstance(given, dict):
             raise InvalidRequest("aliases: is no object of names", "aliases")
         self._registry.set_aliases(parse_aliases(given))
+        logger.info("the aliases are %s", self._registry.aliases)
         return await self.aliases(request)
 
     async def set_alias(self, request: Request) -> Response:
         """`PUT /admin/aliases/{name}`: a model's id, or an object of weights by id."""
-        given = _decode(await _body(request))
+        given = decode_json(await _body(request))
         name = request.path_params["name"]
         alias = parse_aliases({name: given})[name]
         self._registry.set_alias(name, alias.weights)
+        logger.info("the alias %s leads to %s", name, alias.weights)
         return await self.aliases(request)
 
     async def remove_alias(self, request: Request) -> Response:
         """`DELETE /admin/aliases/{name}`."""
-        self._registry.remove_alias(request.path_params["name"])
+        name = request.path_params["name"]
+        self._registry.remove_alias(name)
+        logger.info("the alias %s is removed", name)
         return await self.aliases(request)
 
 
-def _decode(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}") from None
-
-
-def _object(body: bytes) -> Mapping[str, Any]:
-    value = _decode(body)
-    if not isinstance(value, dict):
-        raise InvalidRequest("The body is no JSON object; send names and the models they stand for")
-    return value
-
-
-async def _http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    body = {"message": str(error.detail), "type": "invalid_request_error", "param": None, "code": None}
-    return json_response({"error": body}, error.status_code, dict(error.headers or {}))
+_OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("GET", "/admin/models"): Operation(
+        "Models", "List models", "Each with its state, the progress of its load, what uses it and the memory it takes."
+    ),
+    ("GET", "/admin/models/{id}"): Operation("Models", "Describe one model", "By its id, or an alias of one model."),
+    ("POST", "/admin/models/load"): Operation(
+        "Models",
+        "Load a model",
+        "A known one, or a new one with `path` and settings of its `engine`. A new one whose load fails is known no "
+        "more. With `wait: false` the answer is 202 and comes at once; should the load fail later, the model is "
+        "`failed` and says why until it is loaded or removed.",
+        LoadBody,
+        example={"model": "chat@v2", "path": "/models/next"},
+        error="Error",
+    ),
+    ("POST", "/admin/models/unload"): Operation(
+        "Models",
+        "Unload a model",
+        "Lets running requests finish, for `timeout` seconds at most, then closes the engine. A later request loads "
+        "the model again, unless `remove` is true or the server runs with `--no-autoload`.",
+        UnloadBody,
+        example={"model": "chat@v1"},
+        error="Error",
+    ),
+    ("POST", "/admin/models/swap"): Operation(
+        "Models",
+        "Put a model in another's place",
+        "Loads it, has it answer, and lets the name stand for it; until then nothing changes. The answer says which of "
+        "the old models are `unloading`, and which are `kept` because other aliases lead to them.",
+        SwapBody,
+        example={"model": "chat", "to": "chat@v2", "path": "/models/next"},
+        error="Error",
+    ),
+    ("GET", "/admin/aliases"): Operation("Aliases", "List aliases", "Weights by model, by alias."),
+    ("PUT", "/admin/aliases"): Operation(
+        "Aliases",
+        "Replace all aliases",
+        "At once. Each stands for one model, or divides its requests among several by weight.",
+        dict[str, str | dict[str, float]],
+        example={"gpt": "chat@v1", "chat": {"chat@v1": 90, "chat@v2": 10}},
+        error="Error",
+    ),
+    ("PUT", "/admin/aliases/{name}"): Operation(
+        "Aliases",
+        "Set one alias",
+        "To a model's id, or to weights by id.",
+        str | dict[str, float],
+        example={"chat@v1": 90, "chat@v2": 10},
+        error="Error",
+    ),
+    ("DELETE", "/admin/aliases/{name}"): Operation("Aliases", "Forget one alias", error="Error"),
+    ("GET", "/openapi.json"): Operation("Server", "This document"),
+}
 
 
 def create_admin_app(state: ServerState, keys: AdminKeys, host: str = "127.0.0.1") -> ASGIApp:
@@ -318,9 +330,15 @@ def create_admin_app(state: ServerState, keys: AdminKeys, host: str = "127.0.0.1
     admin = _Admin(state)
 
     def route(path: str, method: str, work: Callable[[Request], Awaitable[Response]]) -> Route:
-        return Route(path, _answering(work), methods=[method])
+        return Route(path, _answering(work, state), methods=[method])
 
-    routes = [
+    async def openapi(request: Request) -> Response:
+        """`GET /openapi.json`: this document."""
+        return json_response(
+            document(routes, "", _OPERATIONS, "Octavo's admin routes", "Models and their names, while they serve.")
+        )
+
+    routes: list[BaseRoute] = [
         route("/admin/models", "GET", admin.models),
         route("/admin/models/load", "POST", admin.load),
         route("/admin/models/unload", "POST", admin.unload),
@@ -330,6 +348,7 @@ def create_admin_app(state: ServerState, keys: AdminKeys, host: str = "127.0.0.1
         route("/admin/aliases", "PUT", admin.replace_aliases),
         route("/admin/aliases/{name:path}", "PUT", admin.set_alias),
         route("/admin/aliases/{name:path}", "DELETE", admin.remove_alias),
+        route("/openapi.json", "GET", openapi),
     ]
     app = Starlette(
         routes=routes,
@@ -337,6 +356,6 @@ def create_admin_app(state: ServerState, keys: AdminKeys, host: str = "127.0.0.1
             Middleware(HostCheck, allowed=allowed_hosts(state.settings.allowed_hosts, host, has_keys=True)),
             Middleware(Gate, keys=keys, scope="admin", open_paths=frozenset()),
         ],
-        exception_handlers={HTTPException: _http_exception},
+        exception_handlers={HTTPException: http_exception},
     )
     return observed(app, state, routes)

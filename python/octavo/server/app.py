@@ -26,12 +26,13 @@ from octavo.server.guard import guard
 from octavo.server.reads import json_response
 from octavo.server.state import ServerState
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "http_exception"]
 
 _MODULES = (anthropic, chat, completions, docs, health, observe, ollama, openapi, reads, responses, tgi, tokens)
 
 
-async def _http_exception(request: Request, error: Exception) -> Response:
+async def http_exception(request: Request, error: Exception) -> Response:
+    """What is answered where there is no route, or not for the method: an error object as everywhere."""
     assert isinstance(error, HTTPException)
     texts = {
         404: f"There is nothing at {request.url.path}.",
@@ -50,5 +51,5 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 def create_app(state: ServerState) -> ASGIApp:
     """The application over `state`; models may be added to it before and while it serves."""
     routes = [route for module in _MODULES for route in module.routes(state)]
-    app = Starlette(routes=routes, middleware=guard(state), exception_handlers={HTTPException: _http_exception})
+    app = Starlette(routes=routes, middleware=guard(state), exception_handlers={HTTPException: http_exception})
     return observe.observed(app, state, routes)

@@ -170,21 +170,26 @@ class KeyRing:
 
     Args:
         file: path of a key file; see `parse_keys`.
-        environment: value of `OCTAVO_API_KEY`: keys separated by commas.
+        environment: value of `variable`: keys separated by commas.
         arguments: keys given as `--api-key`.
+        variable: of the environment, for messages.
 
     Raises:
         ConfigError: a source without keys, a key that is none, or a file that cannot be read.
     """
 
     def __init__(
-        self, file: str | Path | None = None, environment: str | None = None, arguments: Sequence[str] = ()
+        self,
+        file: str | Path | None = None,
+        environment: str | None = None,
+        arguments: Sequence[str] = (),
+        variable: str = "OCTAVO_API_KEY",
     ) -> None:
         self._file = None if file is None else Path(file)
         self._fixed: list[ApiKey] = []
         if environment is not None and environment.strip():
             words = [word.strip() for word in environment.split(",")]
-            self._fixed += _plain_keys((word for word in words if word), "environment", "OCTAVO_API_KEY")
+            self._fixed += _plain_keys((word for word in words if word), "environment", variable)
         self._fixed += _plain_keys(arguments, "argument", "api_key")
         self._state: tuple[int, ...] | None = None
         # That of a file that could not be used.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Collection, Mapping
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, InvalidRequest, ModelNotServed
 from octavo.server.aliases import Alias, check_name
-from octavo.server.entry import ModelEntry, ModelState
+from octavo.server.entry import EntrySettings, ModelEntry, ModelState
 
 __all__ = ["Catalog", "quoted"]
 
@@ -22,7 +23,7 @@ class Catalog:
     among several by weight; an alias hides a model of the same id.
 
     Attributes:
-        default: the name that stands in where a request names none.
+        on_removal: told of each model that is known no more, when its last request is over.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,10 @@ class Catalog:
         self._removed: list[ModelEntry] = []
         self._aliases: dict[str, Alias] = {}
         self._at_start: list[str] = []
-        self.default: str | None = None
+        self._preferred: str | None = None
+        # The highest number that a version of a name had which has served and is gone.
+        self._spent: dict[str, int] = {}
+        self.on_removal: Callable[[ModelEntry], None] | None = None
 
     # -------------------------------------------------------- what there is
 
@@ -44,6 +48,14 @@ class Catalog:
     def aliases(self) -> dict[str, dict[str, float]]:
         """Weights by model id, by alias."""
         return {name: dict(alias.weights) for name, alias in self._aliases.items()}
+
+    @property
+    def default(self) -> str | None:
+        """The name that stands in where a request names none: the first that there was, else the first there is."""
+        preferred = self._preferred
+        if preferred in self._aliases or preferred in self._entries:
+            return preferred
+        return next(iter(self.names), None)
 
     @property
     def names(self) -> list[str]:
@@ -79,14 +91,15 @@ class Catalog:
             ModelNotServed: none.
             InvalidRequest: an alias for several.
         """
-        alias = self._aliases.get(name)
-        if alias is not None and alias.sole is None and name not in self._entries:
-            raise InvalidRequest(
-                f"model: `{name}` stands for several models; name one of {quoted(alias.weights)}", "model"
-            )
-        if name in self._entries and (alias is None or alias.sole is None):
+        if name in self._entries:
             return self._entries[name]
-        return self.targets(name)[0]
+        targets = self.targets(name)
+        if len(targets) > 1:
+            raise InvalidRequest(
+                f"model: `{name}` stands for several models; name one of {quoted([entry.id for entry in targets])}",
+                "model",
+            )
+        return targets[0]
 
     # -------------------------------------------------------- changes
 
@@ -98,11 +111,13 @@ class Catalog:
         keep_alive: float | None = None,
         pinned: bool = False,
         at_start: bool = False,
+        tentative: bool = False,
+        on_request: bool = True,
     ) -> ModelEntry:
         """Make a model known; it is loaded by `start`, `load`, `swap` or a request.
 
         The first version of a name gets the name as its alias. A model that is not loaded may be registered again, with
-        other settings.
+        other settings; but what `name@version` was loaded from stays until it is removed, for answers carry it.
 
         Args:
             id: `name@version` or `name`.
@@ -110,9 +125,11 @@ class Catalog:
             keep_alive: idle seconds after which it is unloaded; None: the server's setting, negative: never.
             pinned: never unload it to make room.
             at_start: load it in `start`.
+            tentative: if its first load fails it is as if it had never been registered.
+            on_request: a request may have it loaded before it was loaded once.
 
         Raises:
-            ConfigError: no name, too many models, or one of this id is loaded with other settings.
+            ConfigError: no name, too many models, or one of this id is loaded with other settings, or was another.
         """
         check_name(id, "model")
         entry = self._entries.get(id)
@@ -120,13 +137,21 @@ class Catalog:
             if len(self._entries) >= _MAX_MODELS:
                 raise ConfigError(f"model: {_MAX_MODELS} models are known; remove one before adding `{id}`")
             entry = self._entries[id] = ModelEntry(id, config, keep_alive=keep_alive, pinned=pinned)
+            entry.loads_on_request = on_request
+            entry.undo = functools.partial(self._take_back, entry, None) if tentative else None
             self._name(entry)
         elif entry.config != config:
+            if entry.served and entry.version and (entry.config is None or entry.config.model != config.model):
+                raise ConfigError(
+                    f"model: `{id}` has answered from another model; give this one a version of its own, such as "
+                    f"`{self._next_version(entry.name)}`, or remove that one first"
+                )
             if entry.state not in (ModelState.UNLOADED, ModelState.FAILED):
                 raise ConfigError(
                     f"model: `{id}` is {entry.state.value} with other settings; unload it, or give this one another "
                     f"version, such as `{self._next_version(entry.name)}`"
                 )
+            entry.undo = functools.partial(self._take_back, entry, entry.settings()) if tentative else None
             entry.config, entry.info = config, None
         if keep_alive is not None:
             entry.keep_alive = keep_alive
@@ -135,9 +160,45 @@ class Catalog:
             self._at_start.append(id)
         return entry
 
+    def _take_back(self, entry: ModelEntry, before: EntrySettings | None) -> None:
+        """A model whose first load failed is known no more, or again as it was before it was given with that load."""
+        if entry.removed:
+            return
+        if before is not None:
+            entry.restore(before)
+            return
+        own = self._aliases.get(entry.name)
+        if own is not None and entry.version and own.sole == entry.id and self.aliases_of(entry) == [entry.name]:
+            del self._aliases[entry.name]
+        # Where somebody has given it a name meanwhile it stays, and what is wrong with it can be seen.
+        if not self.aliases_of(entry):
+            self._forget(entry)
+
+    def _forget(self, entry: ModelEntry) -> None:
+        """From now on no request, alias or swap finds the model, though it may run a while yet."""
+        self._entries.pop(entry.id, None)
+        entry.removed = True
+        if entry.id in self._at_start:
+            self._at_start.remove(entry.id)
+        version = entry.version or ""
+        if entry.served and version.isdecimal():
+            self._spent[entry.name] = max(self._spent.get(entry.name, 0), int(version))
+        self._removed.append(entry)
+        if entry.engine is None and entry.loading is None:
+            self._gone(entry)
+
+    def _gone(self, entry: ModelEntry) -> None:
+        """Nothing of a removed model runs any more."""
+        if entry not in self._removed:
+            return
+        self._removed.remove(entry)
+        # Another of the same id may be known by now.
+        if self.on_removal is not None and entry.id not in self._entries:
+            self.on_removal(entry)
+
     def _name(self, entry: ModelEntry) -> None:
-        if self.default is None:
-            self.default = entry.name
+        if self._preferred is None:
+            self._preferred = entry.name
         if entry.version and entry.name not in self._aliases and entry.name not in self._entries:
             self._aliases[entry.name] = Alias(entry.name, {entry.id: 1})
 
@@ -237,7 +298,7 @@ class Catalog:
         return {name: 1.0}
 
     def _next_version(self, name: str) -> str:
-        number = 2
+        number = max(self._spent.get(name, 1), 1) + 1
         while f"{name}@{number}" in self._entries:
             number += 1
         return f"{name}@{number}"

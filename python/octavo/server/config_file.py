@@ -25,6 +25,7 @@ chat = { "chat@v1" = 90, "chat@v2" = 10 }
 from __future__ import annotations
 
 import difflib
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["LISTEN_FIELDS", "ModelPlan", "ServeFile", "divide_memory", "engine_config", "populate", "read_serve_file"]
+__all__ = [
+    "LISTEN_FIELDS",
+    "ModelPlan",
+    "ServeFile",
+    "divide_memory",
+    "engine_config",
+    "engine_fields",
+    "populate",
+    "read_serve_file",
+]
 
 _MAX_FILE_BYTES = 1 << 20
 _SIZES = ("kv_cache_memory", "model_memory")
@@ -138,7 +148,7 @@ def read_serve_file(path: str | Path, flags: Mapping[str, Any] | None = None) ->
         settings = {key: value for key, value in server.items() if key in ServerSettings.__struct_fields__}
         settings = _under("server.", lambda: _settings(settings))
         defaults = _table(document, "defaults")
-        _known("defaults.", defaults, _engine_fields())
+        _known("defaults.", defaults, engine_fields())
         shared = {**defaults, **(flags or {})}
         models = [_model(id, section, shared) for id, section in _table(document, "models").items()]
         aliases = parse_aliases(_table(document, "aliases"))
@@ -209,7 +219,8 @@ def _with_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _engine_fields() -> tuple[str, ...]:
+def engine_fields() -> tuple[str, ...]:
+    """Names of the settings of an engine that are given beside its model."""
     return tuple(name for name in EngineConfig.__struct_fields__ if name not in ("model", "served_model_name"))
 
 
@@ -218,11 +229,15 @@ def _model(id: str, section: Any, shared: Mapping[str, Any]) -> ModelPlan:
     if not isinstance(section, dict):
         raise ConfigError(f'{place}: {section!r} is no table; write [models."{id}"] and model = "..." under it')
     own = _ModelSection.__struct_fields__
-    _known(f"{place}.", section, (*own, *_engine_fields()))
+    _known(f"{place}.", section, (*own, *engine_fields()))
     try:
         plan = msgspec.convert({key: value for key, value in section.items() if key in own}, _ModelSection)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{place}: {error}") from None
+    if plan.keep_alive is not None and not math.isfinite(plan.keep_alive):
+        raise ConfigError(
+            f"{place}.keep_alive: {plan.keep_alive} is no number of seconds; give one from 0 up, or -1 for no end"
+        )
     engine = {key: value for key, value in section.items() if key not in own}
     config = _under(f"{place}.", lambda: engine_config({**shared, **engine, "model": plan.model}))
     return ModelPlan(

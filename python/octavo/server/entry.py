@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -15,7 +16,11 @@ from octavo.errors import OctavoError
 from octavo.server.errors import EngineLoading, ModelUnavailable
 from octavo.server.served import ClosableEngine, ServedModel, split_id
 
-__all__ = ["LoadProgress", "ModelEntry", "ModelState"]
+__all__ = ["EntrySettings", "LoadProgress", "ModelEntry", "ModelState"]
+
+# Between two loads that requests ask for, after one that failed; twice as long after each.
+_RETRY_S = 30.0
+_MAX_RETRY_S = 960.0
 
 
 class ModelState(str, Enum):
@@ -49,6 +54,17 @@ class LoadProgress(msgspec.Struct):
         return min(self.done / self.total, 1.0) if self.total > 0 else 0.0
 
 
+class EntrySettings(msgspec.Struct, frozen=True):
+    """What a model was before it was registered again; as of `ModelEntry`."""
+
+    config: EngineConfig | None
+    keep_alive: float | None
+    pinned: bool
+    info: Any
+    state: ModelState
+    reason: str | None
+
+
 class ModelEntry:
     """A model that can be loaded, and what became of it.
 
@@ -64,6 +80,11 @@ class ModelEntry:
         revivable: a load may take a drain back: nobody waits for the room.
         closing: the drain has come to its end, the engine is being closed.
         ending: the load under way has been cancelled.
+        removed: the registry knows it no more; nothing loads it again.
+        served: it has answered, or could have: from then on its id stands for this model.
+        loads_on_request: a request that names it may have it loaded; one that was given at run time and never loaded
+            waits for whoever gave it.
+        undo: takes back what made it known, should its first load come to nothing.
         created: Unix time at which it was registered.
         loaded_at: Unix time at which the engine was ready; None while there is none.
         load_seconds: that the last load took.
@@ -86,7 +107,7 @@ class ModelEntry:
         self.created = int(time.time())
         self.loaded_at: float | None = None
         self.load_seconds = 0.0
-        self.failed_at = 0.0
+        self._failed_at = 0.0
         self.keep_alive = keep_alive
         self.pinned = pinned
         self.info: Any = None
@@ -96,6 +117,12 @@ class ModelEntry:
         self.closing = False
         self.revivable = False
         self.ending = False
+        self.removed = False
+        self.served = False
+        self.loads_on_request = True
+        self.undo: Callable[[], None] | None = None
+        self._failures = 0
+        self._drain_ends = 0.0
         self._waiters: list[tuple[str, asyncio.Future[ServedModel]]] = []
         self._views: dict[str, ServedModel] = {}
         self._idle = asyncio.Event()
@@ -147,6 +174,15 @@ class ModelEntry:
         state: Any = getattr(self.engine, "state", None)
         return state is None or state().name == "dead"
 
+    def settings(self) -> EntrySettings:
+        """What `restore` brings back."""
+        return EntrySettings(self.config, self.keep_alive, self.pinned, self.info, self.state, self.reason)
+
+    def restore(self, settings: EntrySettings) -> None:
+        """Be again what it was, of a model that is not loaded."""
+        self.config, self.keep_alive, self.pinned = settings.config, settings.keep_alive, settings.pinned
+        self.info, self.state, self.reason = settings.info, settings.state, settings.reason
+
     # -------------------------------------------------------- leases
 
     def lease(self, name: str) -> ServedModel:
@@ -171,15 +207,20 @@ class ModelEntry:
             view = self._views[name] = ServedModel(self.engine, (name,), version=self.id, created=self.created)
         return view
 
-    async def drained(self, timeout: float) -> None:
-        """Return once no exchange uses the engine, the model is revived, or the time is over."""
-        end = time.monotonic() + timeout
-        while self.leases and self.state is ModelState.DRAINING and (left := end - time.monotonic()) > 0:
-            self._idle.clear()
-            try:
-                await asyncio.wait_for(self._idle.wait(), left)
-            except asyncio.TimeoutError:
+    def grant(self, seconds: float) -> None:
+        """Running requests get so many seconds from now, whatever a drain under way gave them."""
+        self._drain_ends = time.monotonic() + seconds
+        self._idle.set()
+
+    async def drained(self) -> None:
+        """Return once no exchange uses the engine, the model is revived, or the time granted is over."""
+        while self.leases and self.state is ModelState.DRAINING:
+            left = self._drain_ends - time.monotonic()
+            if left <= 0:
                 return
+            self._idle.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), left)
 
     async def wait(self, name: str, seconds: float) -> ServedModel:
         """A lease, as soon as the load that is under way has ended well.
@@ -238,8 +279,16 @@ class ModelEntry:
         Args:
             reason: for people who run the server.
         """
-        self.failed_at = time.monotonic()
+        self._failed_at = time.monotonic()
+        self._failures += 1
         self.take_down(ModelState.FAILED, reason)
+
+    def retry_in(self) -> float | None:
+        """Seconds until a request may have a model loaded again whose load failed; None: none may."""
+        if not self.loads_on_request:
+            return None
+        pause = min(_RETRY_S * (1 << min(self._failures - 1, 16)), _MAX_RETRY_S)
+        return max(self._failed_at + pause - time.monotonic(), 0.0)
 
     def report(self, stage: str, done: int, total: int) -> None:
         """Take an engine's word on its load."""
@@ -251,6 +300,9 @@ class ModelEntry:
         self.info = engine.model
         self.state = ModelState.READY
         self.reason = None
+        self.undo = None
+        self.served = self.loads_on_request = True
+        self._failures = 0
         self.load_seconds = seconds
         self.loaded_at = time.time()
         self.last_used = time.monotonic()

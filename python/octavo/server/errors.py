@@ -21,6 +21,8 @@ __all__ = [
     "EngineLoading",
     "Forbidden",
     "HostNotAllowed",
+    "ModelConflict",
+    "ModelFailed",
     "ModelUnavailable",
     "QueueFull",
     "QueueTimeout",
@@ -43,6 +45,22 @@ class EngineLoading(OctavoError):
 
 class ModelUnavailable(OctavoError):
     """The model is known and cannot answer: it is not loaded, or its load failed."""
+
+
+class ModelFailed(ModelUnavailable):
+    """The model's load failed.
+
+    Attributes:
+        retry_after: seconds until a request may have it tried again; None: no request may.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ModelConflict(OctavoError):
+    """A command about models that a later one has overtaken."""
 
 
 class ResponseNotFound(OctavoError):
@@ -105,6 +123,8 @@ _TABLE: tuple[tuple[type[BaseException], int, str, str | None, dict[str, str]], 
     (QueueFull, 503, "service_unavailable_error", "queue_full", _RETRY),
     (QueueTimeout, 503, "service_unavailable_error", "queue_timeout", _RETRY),
     (EngineLoading, 503, "service_unavailable_error", "model_loading", _RETRY),
+    (ModelConflict, 409, "invalid_request_error", "conflict", {}),
+    (ModelFailed, 503, "service_unavailable_error", "model_unavailable", _NO_RETRY),
     (ModelUnavailable, 503, "service_unavailable_error", "model_unavailable", {"retry-after": "5"}),
     (ServerStopping, 503, "service_unavailable_error", "server_stopping", {**_RETRY, "connection": "close"}),
     (EngineRestarting, 503, "service_unavailable_error", "engine_restarting", _RETRY),
@@ -131,6 +151,6 @@ def describe(error: BaseException) -> tuple[int, dict[str, Any], dict[str, str]]
         message = "The server failed to answer this request; its log says why."
     field = getattr(error, "field", None)
     headers = dict(headers)
-    if isinstance(error, _TryLater | EngineRestarting):
+    if isinstance(error, _TryLater | EngineRestarting | ModelFailed) and error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     return status, {"error": {"message": message, "type": label, "param": field, "code": code}}, headers

@@ -12,13 +12,14 @@ __all__ = ["BACKLOG", "bind", "bind_shared"]
 BACKLOG = 2048
 
 
-def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+def bind(host: str, port: int, *, shared: bool = False, prefix: str = "") -> socket.socket:
     """Listen on a port.
 
     Args:
         host: an address or name of this machine.
         port: 0 for any free one.
         shared: others of this user may listen on it too, and the kernel spreads connections.
+        prefix: of the options that gave host and port, for messages: `admin_`.
 
     Raises:
         ConfigError: in use, not allowed, or no such address.
@@ -27,7 +28,7 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(f"host: {host!r} port {port} is no address of this machine ({error})") from None
+        raise ConfigError(f"{prefix}host: {host!r} port {port} is no address of this machine ({error})") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
@@ -37,9 +38,12 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port: {port} is in use on {host}; choose another with --port, or 0 for any") from None
+            option = f"--{prefix}port".replace("_", "-")
+            raise ConfigError(
+                f"{prefix}port: {port} is in use on {host}; choose another with {option}, or 0 for any"
+            ) from None
         field = "host" if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL else "port"
-        raise ConfigError(f"{field}: {host} port {port} cannot be bound ({error})") from None
+        raise ConfigError(f"{prefix}{field}: {host} port {port} cannot be bound ({error})") from None
     listener.setblocking(False)
     return listener
 

@@ -78,6 +78,7 @@ def access_fields(context: RequestContext, scope: Scope, status: int) -> dict[st
         "client": client[0] if client else None,
         "key_id": context.key_name,
         "error": context.error_code,
+        "model": context.model,
     }
     record = context.record
     if record is not None:

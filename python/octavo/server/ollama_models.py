@@ -95,7 +95,8 @@ async def load_or_unload(call: Call, name: str, seconds: float | None, empty: di
 async def _unload(call: Call, name: str) -> None:
     state = call.state
     state.check_ready()
-    entry = state.registry.find(_known_as(state.registry, name))
+    entries = state.registry.targets(_known_as(state.registry, name))
+    entry = entries[0]
     if not _may_unload(call):
         raise Forbidden(
             "keep_alive: only an API key of the scope `admin` unloads models here; leave it out, or start the server "
@@ -103,6 +104,8 @@ async def _unload(call: Call, name: str) -> None:
         )
     if entry.pinned or entry.config is None or not state.settings.autoload:
         raise InvalidRequest(f"keep_alive: `{entry.id}` stays loaded on this server; leave it out", "keep_alive")
+    if len(entries) > 1:
+        raise InvalidRequest(f"keep_alive: `{name[:80]}` stands for {len(entries)} models; name one", "keep_alive")
     await state.registry.unload(entry.id)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,9 +32,23 @@ _OTHER_TYPES: dict[str, tuple[str, ...]] = {
 _PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
 
 
-def document(routes: Sequence[BaseRoute], root_path: str = "") -> dict[str, Any]:
-    """The OpenAPI 3.1 document of an application's routes."""
-    types = list({operation.request: None for operation in OPERATIONS.values() if operation.request is not None})
+def document(
+    routes: Sequence[BaseRoute],
+    root_path: str = "",
+    operations: Mapping[tuple[str, str], Operation] = OPERATIONS,
+    title: str = "Octavo",
+    description: str = "OpenAI's API, with Anthropic's, Ollama's and TGI's beside it.",
+) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of an application's routes.
+
+    Args:
+        routes: of the application.
+        root_path: under which a proxy shows them.
+        operations: what their code does not say, by method and path.
+        title: of the whole.
+        description: of the whole.
+    """
+    types = list({operation.request: None for operation in operations.values() if operation.request is not None})
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -44,13 +58,14 @@ def document(routes: Sequence[BaseRoute], root_path: str = "") -> dict[str, Any]
         path = _PARAMETER.sub(r"{\1}", route.path)
         for method in sorted(route.methods or ()):
             if method != "HEAD":
-                paths.setdefault(path, {})[method.lower()] = _operation(route, method, path, by_type)
+                known = operations.get((method, path)) or Operation("Server", path)
+                paths.setdefault(path, {})[method.lower()] = _operation(known, route, method, path, by_type)
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "Octavo",
+            "title": title,
             "version": __version__,
-            "description": "OpenAI's API, with Anthropic's, Ollama's and TGI's beside it.",
+            "description": description,
         },
         "servers": [{"url": root_path or "/"}],
         "paths": paths,
@@ -62,8 +77,7 @@ def document(routes: Sequence[BaseRoute], root_path: str = "") -> dict[str, Any]
     }
 
 
-def _operation(route: Route, method: str, path: str, by_type: dict[Any, Any]) -> dict[str, Any]:
-    known = OPERATIONS.get((method, path)) or Operation("Server", path)
+def _operation(known: Operation, route: Route, method: str, path: str, by_type: dict[Any, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for kind in _OTHER_TYPES.get(path, (_JSON,)) if known.request is None else (_JSON,):
         content[kind] = {"schema": reference(known.answer)} if known.answer else {}

@@ -31,14 +31,15 @@ class RequestContext:
         status: of the answer; 499 when the client left before it, 0 until either.
         error_code: of the error object that was answered, also within a stream.
         record: of the generation, once there is one.
+        model: that a command is about.
         key_name: of the key it came with.
         disconnected: whether the client left before the answer's end.
         prompt: what to log of the prompt where prompts are logged.
     """
 
     __slots__ = (
-        "arrival", "arrival_ns", "disconnected", "error_code", "key_name", "prompt", "record", "request_id", "send",
-        "status", "trace",
+        "arrival", "arrival_ns", "disconnected", "error_code", "key_name", "model", "prompt", "record", "request_id",
+        "send", "status", "trace",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, send: Send | None = None, *, always_trace: bool = False) -> None:
@@ -52,6 +53,7 @@ class RequestContext:
         self.status = 0
         self.error_code: str | None = None
         self.record: RequestRecord | None = None
+        self.model: str | None = None
         self.key_name: str | None = None
         self.disconnected = False
         self.prompt: str | None = None

@@ -40,6 +40,7 @@ class ServerState:
         registry: its models.
         siblings: other processes of this server; None where it is the only one.
         draining: the end has begun; requests are still taken until `stopping`.
+        stopped: set with `stopping`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ServerState:
         self.registry = ModelRegistry(self.settings, start_engine)
         self.siblings: Siblings | None = None
         self.draining = False
+        self.stopped = asyncio.Event()
         self._running: set[asyncio.Future[None]] = set()
         self._quiet = asyncio.Event()
         self._stopping = False
@@ -126,8 +128,10 @@ class ServerState:
         return self._aborting
 
     def refuse(self) -> None:
-        """Refuse new requests from now on; those that run go on."""
+        """Refuse new requests from now on, and end what loads; requests that run go on."""
         self.draining = self._stopping = True
+        self.registry.stop()
+        self.stopped.set()
 
     async def quiet(self) -> None:
         """Return once nothing runs."""
