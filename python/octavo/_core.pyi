@@ -216,6 +216,103 @@ class Core:
     def check_invariants(self) -> None:
         """Raise RuntimeError where the core contradicts itself (tests)."""
 
+# ---------------------------------------------------------------- grammars (rust/grammar)
+
+@final
+class Vocabulary:
+    """The tokens of one model as a trie, and the grammars compiled for them. Thread safe."""
+
+    def __new__(cls, token_table: TokenTable, eos_token_ids: list[int], vocab_size: int) -> Vocabulary:
+        """Build the trie, the GIL released: some tenths of a second for 150,000 tokens.
+
+        Special and end tokens are never allowed by their bytes, nor are tokens longer than 1,000 bytes.
+
+        Raises:
+            UnsupportedModel: no end token, one outside the vocabulary, or more than 2**20 tokens.
+        """
+
+    def __len__(self) -> int:
+        """Tokens, `vocab_size`."""
+
+    def compile(self, kind: str, spec: str) -> Grammar:
+        """Compile a specification, or find it among the 64 used last; the GIL released.
+
+        Args:
+            kind: "json" (a JSON schema), "json_object" (any object; spec is not read), "regex" (Rust's syntax, with
+                ASCII's digits, words and blanks; the whole text matches), "choice" (a JSON list of texts) or
+                "grammar" (Lark, or GBNF with `root ::=`).
+            spec: the specification, 512 KiB at most.
+
+        Between the parts of a JSON text 64 blanks, or one line break and 64 blanks, are the most.
+
+        Raises:
+            InvalidRequest: what is wrong with it, and where; or that compiling it takes too long.
+        """
+
+@final
+class Grammar:
+    """A specification compiled for one vocabulary; immutable."""
+
+@final
+class Constraints:
+    """What the requests that run are held to: a matcher an answer. Thread safe; calls wait for each other."""
+
+    def __new__(cls, vocabulary: Vocabulary) -> Constraints: ...
+    def __len__(self) -> int:
+        """Requests."""
+
+    def __contains__(self, key: int, /) -> bool: ...
+    def add(
+        self,
+        request_id: int,
+        n: int,
+        grammar: Grammar | None = None,
+        allowed_token_ids: list[int] | None = None,
+        bad_words: list[list[int]] | None = None,
+    ) -> None:
+        """Hold the n answers of a request to any of the three together.
+
+        Args:
+            request_id: one that is not known yet.
+            n: answers.
+            grammar: what the text follows. Where it is complete end tokens are allowed; once it can only end, they
+                alone are, then and ever after.
+            allowed_token_ids: no other token may be drawn; with a grammar, end tokens may all the same.
+            bad_words: token sequences; the last token of one is banned where the tokens before it were just drawn,
+                unless nothing else is left.
+
+        Raises:
+            InvalidRequest: a token outside the vocabulary, an empty list of allowed tokens, a request that is known.
+        """
+
+    def remove(self, request_id: int) -> None:
+        """Forget a request; nothing happens when it is not known."""
+
+    def fill(self, keys: bytes, address: int, row_words: int) -> list[tuple[int, str]]:
+        """Write the mask of each sample: bit t % 32 of word t // 32 is set where token t is allowed.
+
+        Rows are filled in parallel on the CPU kernels' threads, the GIL released.
+
+        Args:
+            keys: int64[R, 2], `Core.masked()`: request id and sample index.
+            address: int32[R, row_words], row k for the k-th key; what lies past the vocabulary becomes 0.
+            row_words: ceil(vocab_size / 32) at least.
+
+        Returns:
+            (index of the row, reason) where a grammar cannot be followed any further: it met a limit, or the tokens
+            left cannot write what must come. Such rows allow end tokens only, and are told of once.
+
+        Raises:
+            ValueError: a null pointer, one not aligned to 4 bytes, rows too short, keys cut short.
+        """
+
+    def advance(self, frame: Frame) -> list[tuple[int, str]]:
+        """Take the tokens of a frame's events; those of requests not known here are passed over.
+
+        Returns:
+            (index of the event, reason) as `fill`.
+        """
+
 # ---------------------------------------------------------------- model files (rust/formats)
 
 def read_gguf(path: str) -> tuple[dict[str, Any], list[tuple[str, str, list[int], int, int]]]:

@@ -53,7 +53,7 @@ step_plan_getters!(
 
 /// The outputs of one committed step; every array as little-endian bytes.
 #[pyclass(frozen, get_all, module = "octavo._core")]
-struct Frame {
+pub(crate) struct Frame {
     num_events: usize,
     request_ids: Py<PyBytes>,
     sample_indices: Py<PyBytes>,
@@ -87,6 +87,22 @@ impl Frame {
             stop_reasons: ints(&frame.stop_reasons)?,
             cached_tokens: ints(&frame.cached_tokens)?,
         })
+    }
+}
+
+impl Frame {
+    /// Request, answer and token of each event.
+    pub(crate) fn events(&self, py: Python<'_>) -> Vec<(i64, usize, u32)> {
+        let requests = self.request_ids.as_bytes(py).as_chunks::<8>().0;
+        let samples = self.sample_indices.as_bytes(py).as_chunks::<4>().0;
+        let tokens = self.token_ids.as_bytes(py).as_chunks::<4>().0;
+        let events = requests.iter().zip(samples).zip(tokens);
+        events
+            .map(|((&request, &sample), &token)| {
+                let sample = u32::from_le_bytes(sample) as usize;
+                (i64::from_le_bytes(request), sample, u32::from_le_bytes(token))
+            })
+            .collect()
     }
 }
 

@@ -4,6 +4,7 @@ mod arenas;
 mod engine;
 mod errors;
 mod formats;
+mod grammar;
 mod kernels;
 mod linear;
 mod pointers;
@@ -39,6 +40,7 @@ mod _core {
         super::engine::register(module)?;
         super::text::register(module)?;
         super::formats::register(module)?;
+        super::grammar::register(module)?;
         super::linear::register(module)?;
         super::kernels::register(module)
     }

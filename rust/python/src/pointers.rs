@@ -18,6 +18,8 @@ unsafe impl Number for u16 {}
 // SAFETY: as above.
 unsafe impl Number for i32 {}
 // SAFETY: as above.
+unsafe impl Number for u32 {}
+// SAFETY: as above.
 unsafe impl Number for f32 {}
 // SAFETY: as above.
 unsafe impl Number for half::bf16 {}

@@ -1,0 +1,43 @@
+//! What can be wrong with a specification or a vocabulary.
+
+/// Why something was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The specification is malformed, uses what is not supported, or is too large.
+    #[error("{0}")]
+    Specification(String),
+    /// No grammar can be followed with these tokens.
+    #[error("{0}")]
+    Vocabulary(String),
+}
+
+impl Error {
+    pub(crate) fn specification(message: impl Into<String>) -> Self {
+        Self::Specification(message.into())
+    }
+}
+
+/// The library's message, without what only its own developers can use.
+pub(crate) fn cleaned(message: &str) -> String {
+    let mut text = message;
+    for mark in ["<state>", "<grammar>", "<backtrace>", "<non-verbose/>"] {
+        text = text.split(mark).next().unwrap_or_default();
+    }
+    let text = text.trim().replace(" without 'referencing' feature", "");
+    if text.contains("missing special token prefix") {
+        return "the grammar names a special token, and the model has none".to_owned();
+    }
+    if let Some(panic) = text.strip_prefix("panic: ") {
+        return format!("the grammar library cannot handle it ({})", panic.trim());
+    }
+    if let Some(keys) = text.strip_prefix("Unimplemented keys: ") {
+        let keys = keys.trim_matches(['[', ']']);
+        return format!("the JSON schema uses {keys}, which is not supported");
+    }
+    if text.starts_with("oneOf constraints are not supported") {
+        return "the JSON schema uses \"oneOf\" with alternatives that may overlap, which is not supported; use \
+                \"anyOf\", or give each alternative a property with a different \"const\""
+            .to_owned();
+    }
+    text
+}

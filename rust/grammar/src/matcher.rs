@@ -1,0 +1,178 @@
+//! One answer's place in a grammar.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::earley::Parser;
+use llguidance::panic_utils::catch_unwind;
+use llguidance::toktrie::SimpleVob;
+
+use crate::error::{Error, cleaned};
+use crate::tokens::Tokens;
+
+/// A compiled grammar, from which matchers are made.
+pub struct Grammar {
+    /// At the beginning, the first mask known.
+    parser: Mutex<Parser>,
+    tokens: Arc<Tokens>,
+}
+
+impl Grammar {
+    pub(crate) fn compile(tokens: &Arc<Tokens>, source: TopLevelGrammar) -> Result<Self, Error> {
+        let made = tokens.factory.create_parser(source);
+        let parser = made.map_err(|error| Error::specification(cleaned(&format!("{error:#}"))))?;
+        let mut matcher =
+            Matcher { parser: parser.parser, tokens: tokens.clone(), state: State::Start };
+        let mut row = vec![0; tokens.trie().vocab_size().div_ceil(32)];
+        matcher.mask(&mut row).map_err(Error::Specification)?;
+        Ok(Self { parser: Mutex::new(matcher.parser), tokens: tokens.clone() })
+    }
+
+    /// A matcher at the beginning of an answer. It shares nothing that changes with other matchers.
+    #[must_use]
+    pub fn matcher(&self) -> Matcher {
+        let parser = self.parser.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
+        Matcher { parser, tokens: self.tokens.clone(), state: State::Start }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// No token has come yet.
+    Start,
+    Running,
+    /// Nothing can follow but an end token.
+    Ended,
+    Failed,
+}
+
+/// The place of one answer in a grammar.
+///
+/// A clone goes its own way, but shares the lexer's table of states: clones are for answers of one request, and wait for
+/// each other when they are asked at once.
+#[derive(Clone)]
+pub struct Matcher {
+    parser: Parser,
+    tokens: Arc<Tokens>,
+    state: State,
+}
+
+impl Matcher {
+    /// Write the tokens that may come next; words past the vocabulary's become 0.
+    ///
+    /// End tokens are allowed where the text so far is accepted, and nothing else once it can only end.
+    ///
+    /// # Errors
+    ///
+    /// What limit the grammar met. The row then allows end tokens only, and so do all later ones.
+    ///
+    /// # Panics
+    ///
+    /// Where the row is too short for the vocabulary.
+    pub fn mask(&mut self, row: &mut [u32]) -> Result<(), String> {
+        row.fill(0);
+        let mut failure = None;
+        if matches!(self.state, State::Start | State::Running) {
+            match self.allowed() {
+                Ok(set) => {
+                    let words = self.tokens.trie().vocab_size().div_ceil(32);
+                    row[..words].copy_from_slice(&set.as_slice()[..words]);
+                    return Ok(());
+                }
+                Err(message) => failure = Some(self.fail(&message)),
+            }
+        }
+        for &id in self.tokens.eos() {
+            row[id as usize / 32] |= 1 << (id % 32);
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Take the token that was drawn.
+    ///
+    /// # Errors
+    ///
+    /// A token that the mask did not allow, or the limit that was met; the answer then can only end.
+    pub fn advance(&mut self, token: u32) -> Result<(), String> {
+        if matches!(self.state, State::Ended | State::Failed) {
+            return Ok(());
+        }
+        let applied = catch_unwind(AssertUnwindSafe(|| Ok(self.apply(token))));
+        match applied.map_err(|error| error.to_string()).flatten() {
+            Ok(state) => {
+                self.state = state;
+                Ok(())
+            }
+            Err(message) => Err(self.fail(&message)),
+        }
+    }
+
+    /// True when nothing but an end token may follow.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.state == State::Ended
+    }
+
+    fn fail(&mut self, message: &str) -> String {
+        self.state = State::Failed;
+        format!("the grammar cannot be followed any further: {}", cleaned(message))
+    }
+
+    fn apply(&mut self, token: u32) -> Result<State, String> {
+        if self.tokens.eos().contains(&token) {
+            return if self.parser.is_accepting() {
+                Ok(State::Ended)
+            } else {
+                Err("an end token came before the text was complete".to_owned())
+            };
+        }
+        let tokens = self.tokens.clone();
+        let mut bytes = tokens.trie().token(token);
+        if bytes.is_empty() {
+            return Err(format!("token {token} stands for no text"));
+        }
+        if self.state == State::Start && tokens.dropped_space().is_some() {
+            bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
+        }
+        if !bytes.is_empty() {
+            // What it says of backtracking concerns stop texts in Lark grammars: they stay in the answer.
+            self.parser.apply_token(bytes, token).map_err(|error| error.to_string())?;
+        }
+        if let Some(error) = self.parser.get_error() {
+            return Err(error.message());
+        }
+        let ended = self.parser.is_accepting() && !self.parser.can_advance();
+        Ok(if ended { State::Ended } else { State::Running })
+    }
+
+    fn allowed(&mut self) -> Result<SimpleVob, String> {
+        catch_unwind(AssertUnwindSafe(|| Ok(self.allowed_inner())))
+            .map_err(|error| error.to_string())
+            .flatten()
+    }
+
+    fn allowed_inner(&mut self) -> Result<SimpleVob, String> {
+        let mut set = self.parser.compute_bias(&*self.tokens.computer, b"");
+        if self.state == State::Start
+            && let Some(spaced) = self.tokens.dropped_space()
+        {
+            let mut after_space = self.parser.compute_bias(&*self.tokens.computer, b" ");
+            after_space.and(spaced);
+            set.sub(spaced);
+            set.or(&after_space);
+        }
+        if let Some(error) = self.parser.get_error() {
+            return Err(error.message());
+        }
+        if self.parser.is_accepting() {
+            for &id in self.tokens.eos() {
+                set.allow_token(id);
+            }
+        }
+        if set.is_zero() {
+            return Err("the model has no token that could come next".to_owned());
+        }
+        Ok(set)
+    }
+}
