@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +51,28 @@ def _let_tensors_be_bounds() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """Undo what a command that ran in this process did to logging: its lines would go on to standard error."""
+    root, environment = logging.getLogger(), os.environ.get("OCTAVO_LOG")
+    hooks = sys.excepthook, threading.excepthook, sys.unraisablehook
+    handlers, level = list(root.handlers), root.level
+    yield
+    if root.handlers == handlers:
+        return
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+    sys.excepthook, threading.excepthook, sys.unraisablehook = hooks
+    if environment is None:
+        os.environ.pop("OCTAVO_LOG", None)
+    else:
+        os.environ["OCTAVO_LOG"] = environment
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

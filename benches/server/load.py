@@ -10,12 +10,14 @@ import json
 import re
 import select
 import socket
+import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-__all__ = ["cpu_seconds", "load"]
+__all__ = ["cpu_seconds", "load", "served_port"]
 
+_READY = re.compile(r'"msg":"ready",.*"address":"http://127\.0\.0\.1:(\d+)"')
 _STAMP = re.compile(rb"~(\d{12})")
 _LENGTH = re.compile(rb"content-length: (\d+)\r\n", re.IGNORECASE)
 _BUFFER = 1 << 18
@@ -27,6 +29,23 @@ def cpu_seconds(pid: int) -> float:
     for task in Path(f"/proc/{pid}/task").iterdir():
         nanoseconds += int((task / "schedstat").read_text().split()[0])
     return nanoseconds / 1e9
+
+
+def served_port(process: subprocess.Popen[Any], log: IO[str], seconds: float = 60.0) -> int:
+    """Where an `octavo serve` answers, once its log says that it is ready.
+
+    Args:
+        process: the server.
+        log: a file that it appends its log to, as JSON.
+        seconds: to wait.
+    """
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        log.seek(0)
+        if found := _READY.search(log.read()):
+            return int(found.group(1))
+        time.sleep(0.05)
+    raise SystemExit("the server did not start")
 
 
 class _Client:

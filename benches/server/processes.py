@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import signal
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import psutil
-from load import cpu_seconds, load
-
-_PORT = re.compile(r"^Serving .* at http://127\.0\.0\.1:(\d+)")
+from load import cpu_seconds, load, served_port
 
 
 def measure(processes: int, streams: int, tokens: int, seconds: float) -> dict[str, Any]:
     """One run."""
     command = [sys.executable, "-m", "octavo", "serve", "fake", "--load-format", "fake", "--port", "0"]
     command += ["--api-processes", str(processes), "--drain-delay", "0", "--max-num-batched-tokens", "8192"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    log = tempfile.TemporaryFile("a+")  # noqa: SIM115 (closed below)
+    server = subprocess.Popen(command, stderr=log)
     try:
-        assert server.stdout is not None
-        port = next(int(found.group(1)) for line in server.stdout if (found := _PORT.match(line)))
+        port = served_port(server, log)
         body = {
             "model": "fake",
             "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -57,6 +55,7 @@ def measure(processes: int, streams: int, tokens: int, seconds: float) -> dict[s
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(20)
+        log.close()
 
 
 def main() -> None:

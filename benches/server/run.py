@@ -18,11 +18,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from load import load
+from load import load, served_port
 
 API = Path(__file__).with_name("api.py")
 SERVE_OPTIONS = (
@@ -37,7 +38,7 @@ SERVE_OPTIONS = (
     "--max-num-batched-tokens",
     "8192",
 )
-_PORT = re.compile(r"^(?:Serving .* at http://127\.0\.0\.1:)?(\d+)\b")
+_PORT = re.compile(r"^(\d+)\b")
 _MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
 
 
@@ -51,13 +52,16 @@ def api(options: argparse.Namespace, steps_per_s: float) -> Iterator[tuple[int, 
         command = [sys.executable, str(API), "--steps-per-s", str(steps_per_s), "--tokenizer", options.tokenizer]
         if options.profile:
             command += ["--profile", options.profile]
-    log = subprocess.DEVNULL if options.serve else None
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    log = tempfile.TemporaryFile("a+") if options.serve else None  # noqa: SIM115 (closed below)
+    process = subprocess.Popen(command, stdout=None if options.serve else subprocess.PIPE, stderr=log, text=True)
     try:
-        assert process.stdout is not None
-        port = next((int(found.group(1)) for line in process.stdout if (found := _PORT.search(line))), 0)
-        if not port:
-            raise SystemExit("the API process did not start")
+        if log is not None:
+            port = served_port(process, log)
+        else:
+            assert process.stdout is not None
+            port = next((int(found.group(1)) for line in process.stdout if (found := _PORT.search(line))), 0)
+            if not port:
+                raise SystemExit("the API process did not start")
         if options.core is not None:
             # Its threads; what it started stays with the load generator.
             for task in Path(f"/proc/{process.pid}/task").iterdir():
@@ -66,6 +70,8 @@ def api(options: argparse.Namespace, steps_per_s: float) -> Iterator[tuple[int, 
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(20)
+        if log is not None:
+            log.close()
 
 
 def measure(options: argparse.Namespace, what: str, chunks_per_s: float) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -31,7 +32,12 @@ __all__ = [
     "child_settings",
     "configure",
     "configure_child",
+    "current_format",
+    "current_handler",
+    "is_json",
+    "log_complaints",
     "printable",
+    "resolve_format",
 ]
 
 FORMATS = ("auto", "json", "console")
@@ -43,6 +49,8 @@ _MAX_QUEUED_LINES = 8192
 _BATCH_LINES = 4096
 _FLUSH_S = 2.0
 _GATHER_S = 0.01
+# Libraries that tell of each request that they make.
+_TALKATIVE = ("httpx", "httpcore", "urllib3", "filelock")
 # What moves a cursor, ends a line or turns the direction of writing. JSON escapes the first 32 by itself.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 
@@ -175,7 +183,7 @@ class LineHandler(logging.Handler):
         descriptor: where to.
 
     Attributes:
-        dropped: lines lost because the reader was slower than the log for too long.
+        dropped: lines lost because the reader was slower than the log for too long, or has gone, or its disk is full.
     """
 
     def __init__(self, descriptor: int = 2) -> None:
@@ -185,6 +193,13 @@ class LineHandler(logging.Handler):
         self.dropped = 0
         self._thread = threading.Thread(target=self._write, name="octavo-log", daemon=True)
         self._thread.start()
+
+    def put(self, line: str) -> None:
+        """Queue a line that is made already, without its end."""
+        if self._lines.qsize() >= _MAX_QUEUED_LINES:
+            self.dropped += 1
+        else:
+            self._lines.put(line)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record's line."""
@@ -240,15 +255,26 @@ class LineHandler(logging.Handler):
             except BlockingIOError:
                 time.sleep(0.01)
             except OSError:
+                # The reader has gone, or its disk is full: the lines are lost, the server is not.
+                self.dropped += bytes(rest).count(b"\n")
                 return
 
 
-def _resolve(format: str, level: str) -> str:
+def resolve_format(format: str) -> str:
+    """`json` or `console`.
+
+    Raises:
+        ConfigError: no such format.
+    """
     if format not in FORMATS:
         raise ConfigError(f"log_format: {format!r} is not one of {', '.join(FORMATS)}")
+    return ("console" if os.isatty(2) else "json") if format == "auto" else format
+
+
+def _resolve(format: str, level: str) -> str:
     if level not in LEVELS:
         raise ConfigError(f"log_level: {level!r} is not one of {', '.join(LEVELS)}")
-    return ("console" if os.isatty(2) else "json") if format == "auto" else format
+    return resolve_format(format)
 
 
 def configure(
@@ -284,7 +310,47 @@ def configure(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.NOTSET if level == "debug" else logging.WARNING)
     return handler
+
+
+def current_format() -> str | None:
+    """`json` or `console`, as this process logs; None where `configure` was not called."""
+    handler = current_handler()
+    if handler is None:
+        return None
+    return "json" if is_json(handler) else "console"
+
+
+def current_handler() -> LineHandler | None:
+    """What writes this process's log; None where `configure` was not called."""
+    return next((handler for handler in logging.getLogger().handlers if isinstance(handler, LineHandler)), None)
+
+
+def is_json(handler: LineHandler) -> bool:
+    """Whether a handler's lines are JSON."""
+    return isinstance(handler.formatter, JsonFormatter)
+
+
+def log_complaints() -> None:
+    """Have the log carry what Python would write to standard error: warnings, and exceptions that nobody caught."""
+    log = logging.getLogger("octavo.uncaught")
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        log.critical("an exception ends the process", exc_info=(kind, error, trace))
+
+    def in_thread(what: threading.ExceptHookArgs) -> None:
+        if what.exc_value is not None and what.exc_type is not SystemExit:
+            name = "a thread" if what.thread is None else f"the thread {what.thread.name}"
+            log.error("an exception ends %s", name, exc_info=(what.exc_type, what.exc_value, what.exc_traceback))
+
+    def unraisable(what: sys.UnraisableHookArgs) -> None:
+        info = None if what.exc_value is None else (what.exc_type, what.exc_value, what.exc_traceback)
+        log.error("%s: %r", what.err_msg or "an exception was ignored in", what.object, exc_info=info)
+
+    sys.excepthook, threading.excepthook, sys.unraisablehook = uncaught, in_thread, unraisable
+    logging.captureWarnings(True)
 
 
 def child_settings(format: str, level: str) -> None:
@@ -304,4 +370,5 @@ def configure_child(process: str) -> None:
     except ConfigError:
         configure("console", "info", constant={"process": process, "pid": os.getpid()})
         logging.getLogger("octavo").warning("the environment's %s is not FORMAT:LEVEL", _CHILD)
+    log_complaints()
     sys.stderr.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -39,24 +40,33 @@ def octavo(*arguments: str, stdin: str = "", **environment: str) -> subprocess.C
     )
 
 
+def plain(printed: str) -> list[str]:
+    """Lines of standard error as people see them: off a terminal `octavo serve` says the same in JSON."""
+    lines = printed.strip().splitlines()
+    return [f"error: {json.loads(line)['msg']}" if line.startswith("{") else line for line in lines]
+
+
 @contextmanager
 def serving(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """A server that is ready: process, address, all it printed."""
+    """A server that is ready: process, address, all it printed to a terminal."""
+    ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, FAKES, "serve", *arguments, "--port", "0"],
-        stdout=subprocess.PIPE,
+        [sys.executable, FAKES, "serve", *arguments, "--port", "0", "--log-format", "console"],
+        stdout=theirs,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},
     )
-    assert process.stdout is not None
+    os.close(theirs)
     try:
-        printed = ""
-        while "print(" not in printed:
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            printed += line
-        yield process, re.search(r"http://\S+?:\d+", printed)[0], printed
+        with os.fdopen(ours, encoding="utf-8") as terminal:
+            printed = ""
+            while "print(" not in printed:
+                try:
+                    printed += terminal.readline()
+                except OSError:  # the other end is closed
+                    raise AssertionError(process.stderr.read()) from None
+            yield process, re.search(r"http://\S+?:\d+", printed)[0], printed
     finally:
         process.kill()
         process.communicate()
@@ -167,7 +177,7 @@ def test_a_mistake_is_one_line(
         main(arguments)
     assert exited.value.code == code
     printed = capsys.readouterr()
-    *before, last = printed.err.strip().splitlines()
+    *before, last = plain(printed.err)
     assert last.startswith("error: ")
     assert text in last
     assert all(line.startswith("[prompt ") for line in before)
@@ -177,7 +187,7 @@ def test_a_mistake_is_one_line(
 def test_every_missing_flag_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "fake", "--tensor-parallel-size=2", "--enforce-eager", "-q", "awq", "--port", "0"])
-    lines = capsys.readouterr().err.splitlines()
+    lines = plain(capsys.readouterr().err)
     assert [line.split(": ")[1] for line in lines] == ["--tensor-parallel-size", "--enforce-eager", "-q"]
 
 
@@ -197,17 +207,25 @@ def test_a_mistake_in_a_file_is_told_by_its_key(tmp_path: Path, capsys: pytest.C
     file.write_text('[models.fake]\nmodel = "fake"\nmax_model_len = 1\n')
     with pytest.raises(SystemExit):
         main(["serve", "--config", str(file)])
-    assert capsys.readouterr().err == f"error: {file}: models.fake.max_model_len: 1 is too small; use 2 or more\n"
+    (said,) = plain(capsys.readouterr().err)
+    assert said == f"error: {file}: models.fake.max_model_len: 1 is too small; use 2 or more"
 
 
 def test_a_mistake_ends_the_process() -> None:
-    done = octavo("serve", "missing", "--port", "0")
+    done = octavo("serve", "missing", "--port", "0", "--log-format", "console")
     assert done.returncode == 1
-    assert done.stderr == "error: model: there is no 'missing'\n"
+    starting, complaint = done.stderr.splitlines()
+    assert " octavo.server: starting version=" in starting
+    assert complaint == "error: model: there is no 'missing'"
 
 
 def test_debug_shows_the_traceback() -> None:
-    assert "Traceback" in octavo("serve", "missing", "--port", "0", OCTAVO_DEBUG="1").stderr
+    done = octavo("serve", "missing", "--port", "0", "--log-format", "console", OCTAVO_DEBUG="1")
+    assert "Traceback" in done.stderr
+    done = octavo("serve", "missing", "--port", "0", OCTAVO_DEBUG="1")
+    said = [json.loads(line) for line in done.stderr.splitlines()][-1]
+    assert said["msg"] == "model: there is no 'missing'"
+    assert "Traceback" in said["exception"]
 
 
 def test_run_streams_the_answer() -> None:
@@ -328,13 +346,14 @@ def test_port_in_use_is_said_at_once() -> None:
         port = taken.getsockname()[1]
         done = octavo("serve", "fake", "--port", str(port), FAKE_ENGINE_LOADING="50")
     assert done.returncode == 1
-    assert done.stderr == f"error: --port: {port} is in use on 127.0.0.1; choose another with --port, or 0 for any\n"
+    said = f"--port: {port} is in use on 127.0.0.1; choose another with --port, or 0 for any"
+    assert json.loads(done.stderr)["msg"] == said
 
 
 def test_an_address_of_another_machine() -> None:
     done = octavo("serve", "fake", "--host", "192.0.2.1")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: --host: 192.0.2.1 ")
+    assert json.loads(done.stderr)["msg"].startswith("--host: 192.0.2.1 ")
 
 
 def refused(url: str) -> urllib.error.HTTPError:

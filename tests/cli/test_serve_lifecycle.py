@@ -160,25 +160,29 @@ def test_several_models_an_alias_and_the_admin_listener(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=10)
         assert process.returncode == 0
-        assert "Serving other, m@v1, m@v2, m, chat at http://127.0.0.1:" in output
+        (ready,) = [line for line in map(json.loads, output.splitlines()) if line["msg"] == "ready"]
+        assert ready["models"] == ["other", "m@v1", "m@v2", "m", "chat"]
+        assert (ready["address"], ready["admin_address"]) == (str(client.base_url), admin.removesuffix("/admin"))
         assert ADMIN_KEY not in output
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("fake", "--admin-port", "0"), "admin_port: there is no key for it; set OCTAVO_ADMIN_KEY"),
+        (("fake", "--admin-port", "0"), "--admin-port: there is no key for it; set OCTAVO_ADMIN_KEY"),
         (("fake", "missing"), "model: there is no 'missing'"),
         (("fake", "fake"), "models: `fake` is given twice; write NAME=MODEL"),
         (("fake", "--config", "/no/such.toml"), "config: /no/such.toml cannot be read"),
-        (("fake", "--model-memory", "much"), "model_memory: 'much' is no size"),
-        (("fake", "--max-loaded-models", "0"), "max_loaded_models: 0"),
-        (("fake", "--idle-unload", "-3"), "idle_unload: -3.0"),
+        (("fake", "--model-memory", "much"), "--model-memory: 'much' is no size"),
+        (("fake", "--max-loaded-models", "0"), "--max-loaded-models: 0"),
+        (("fake", "--idle-unload", "-3"), "--idle-unload: -3.0"),
     ],
 )
 def test_a_start_that_cannot_work_is_one_line(options: tuple[str, ...], text: str) -> None:
     with serving(*options) as (process, _):
         output, _ = process.communicate(timeout=20)
         assert process.returncode == 1
-        assert f"error: {text}" in output
+        *_, last = map(json.loads, output.splitlines())
+        assert (last["level"], last["exit_code"]) == ("critical", 1)
+        assert last["msg"].startswith(text)
         assert "Traceback" not in output

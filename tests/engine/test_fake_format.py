@@ -21,6 +21,7 @@ from octavo.engine.build import build_engine
 from octavo.errors import ConfigError, EngineDead
 from octavo.sampling_params import SamplingParams
 from octavo.text.fake_tokenizer import PASSAGE, fake_tokenizer
+from serve_log import ServeLog
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
@@ -33,19 +34,14 @@ def in_passage(text: str) -> bool:
 def serving(model: str, *options: str) -> Iterator[str]:
     """`octavo serve` as a process of its own; its address."""
     command = [sys.executable, "-m", "octavo", "serve", model, "--load-format", "fake", "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    log = ServeLog(process)
     try:
-        for line in process.stdout:
-            if line.startswith("Serving"):
-                yield line.split(" at ")[1].split()[0]
-                break
-        else:
-            pytest.fail("the server ended before it served")
+        yield log.address()
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
-        process.stdout.close()
+        log.end()
 
 
 def test_its_text_is_the_passage_and_a_stream_joins_to_it(run: Callable[..., Any]) -> None:

@@ -21,8 +21,7 @@ import psutil
 
 __all__ = ["Outcome", "ServerProcess", "ask", "exchange", "free_port", "request_bytes", "wait_until"]
 
-_URL = re.compile(r"at http://127\.0\.0\.1:(\d+)")
-_ADMIN_URL = re.compile(r"Admin routes at (\S+)/admin/models")
+_READY = re.compile(r'"msg":"ready",.*"address":"http://127\.0\.0\.1:(\d+)"(?:,"admin_address":"([^"]+)")?')
 _SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", re.M)
 _START_S = 40.0
 ADMIN_KEY = "a-key-for-the-admin-listener-of-tests"
@@ -68,7 +67,7 @@ class ServerProcess:
         if port:
             self.port = port
             return
-        if not self._ready.wait(_START_S) or (found := _URL.search(self.output)) is None:
+        if not self._ready.wait(_START_S) or (found := _READY.search(self.output)) is None:
             self.kill()
             raise AssertionError(f"the server did not start:\n{self.output}")
         self.port = int(found.group(1))
@@ -78,7 +77,7 @@ class ServerProcess:
         with self.process.stdout as lines:
             for line in lines:
                 self.output += line
-                if _URL.search(line):
+                if _READY.search(line):
                     self._ready.set()
         self._ready.set()
 
@@ -122,11 +121,11 @@ class ServerProcess:
         Raises:
             AssertionError: it refuses.
         """
-        wait_until(lambda: _ADMIN_URL.search(self.output), 10, "the admin listener is announced")
-        found = _ADMIN_URL.search(self.output)
+        wait_until(lambda: _READY.search(self.output), 10, "the admin listener is announced")
+        found = _READY.search(self.output)
         assert found is not None
         headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        url = f"{found.group(1)}/admin/{path}"
+        url = f"{found.group(2)}/admin/{path}"
         done = httpx.request(method, url, headers=headers, json=payload, timeout=30)
         assert done.status_code < 300, done.text
         return done.json()

@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 from octavo.server.siblings import merge_metrics
+from serve_log import ServeLog
 
 
 class Serving:
@@ -57,11 +58,10 @@ class Serving:
 def serving(count: int, *options: str, model: str = "fake") -> Iterator[Serving]:
     command = [sys.executable, "-m", "octavo", "serve", model, "--load-format", "fake", "--port", "0"]
     command += ["--served-model-name", "fake", "--api-processes", str(count), "--drain-delay", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    log = ServeLog(process)
     try:
-        line = next(line for line in process.stdout if line.startswith("Serving"))
-        server = Serving(line.split(" at ")[1].split()[0], process)
+        server = Serving(log.address(), process)
         # From now on nobody is refused: whoever comes to a process that starts yet waits for it.
         assert {server.ask().status_code for _ in range(8)} == {200}
         server.wait_all_ready(count)
@@ -75,7 +75,7 @@ def serving(count: int, *options: str, model: str = "fake") -> Iterator[Serving]
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
+        log.end()
 
 
 def connections(pid: int) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from serve_log import ServeLog
 
 
 class Serving:
@@ -66,11 +67,10 @@ def serving(model: str, *options: str) -> Iterator[Serving]:
         "--served-model-name",
         "fake",
     ]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+    log = ServeLog(process)
     try:
-        line = next(line for line in process.stdout if line.startswith("Serving"))
-        server = Serving(line.split(" at ")[1].split()[0], process.pid)
+        server = Serving(log.address(), process.pid)
         with server.client:
             yield server
     finally:
@@ -79,7 +79,7 @@ def serving(model: str, *options: str) -> Iterator[Serving]:
             process.wait(20)
         finally:
             process.kill()
-            process.stdout.close()
+            log.end()
 
 
 def read_to_the_end(server: Serving, began: threading.Semaphore, lines: list[str], max_tokens: int = 5000) -> None:
@@ -131,11 +131,10 @@ def test_streams_end_with_an_error_and_done_and_the_server_serves_again(number: 
 def test_a_signal_to_the_whole_group_lets_answers_finish() -> None:
     command = [sys.executable, "-m", "octavo", "serve", "fake?step_ms=5", "--load-format", "fake", "--port", "0"]
     command += ["--served-model-name", "fake", "--drain-delay", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    log = ServeLog(process)
     try:
-        line = next(line for line in process.stdout if line.startswith("Serving"))
-        server = Serving(line.split(" at ")[1].split()[0], process.pid)
+        server = Serving(log.address(), process.pid)
         began = threading.Semaphore(0)
         lines: list[str] = []
         ask = {"max_tokens": 300}
@@ -152,7 +151,7 @@ def test_a_signal_to_the_whole_group_lets_answers_finish() -> None:
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
+        log.end()
 
 
 def test_an_engine_that_keeps_failing_is_given_up_and_livez_says_so() -> None:

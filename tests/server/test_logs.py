@@ -329,51 +329,6 @@ def test_the_engines_lines_look_like_the_servers(form: str) -> None:
         assert re.fullmatch(r"[\d:.]{12} WARNING  octavo\.there: of the engine process=engine pid=\d+", engine)
 
 
-def test_a_server_of_the_command_line_logs_json_alone(tmp_path: Path) -> None:
-    """The engine's process among them; what is said to people goes to standard output."""
-    with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "octavo",
-                "serve",
-                "any",
-                "--load-format",
-                "fake",
-                "--port",
-                "0",
-                "--log-format",
-                "json",
-                "--log-level",
-                "debug",
-                "--drain-delay",
-                "0",
-            ],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        assert server.stdout is not None
-        try:
-            url = next(found[0] for line in server.stdout if (found := re.search(r"http://[\d.:]+", line)))
-            with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-                messages = [{"role": "user", "content": SECRET}]
-                stream = client.chat.completions.create(model="any", messages=messages, max_tokens=20, stream=True)
-                assert "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-        finally:
-            server.terminate()
-            server.stdout.read()
-            server.stdout.close()
-            server.wait(20)
-    text = (tmp_path / "log").read_text()
-    assert SECRET not in text
-    lines = [json.loads(line) for line in text.splitlines()]
-    (line,) = [line for line in lines if line["logger"] == "octavo.access" and line["level"] == "info"]
-    assert (line["completion_tokens"], line["finish_reason"], line["model"]) == (20, "length", "any")
-    assert 0 < line["ttft_ms"] <= line["e2e_ms"]
-
-
 def test_lines_of_several_processes_do_not_mix() -> None:
     reading, writing = os.pipe()
     code = (

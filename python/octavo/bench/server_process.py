@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 import subprocess
 import sys
 import threading
@@ -15,7 +15,6 @@ from octavo.errors import ConfigError
 
 __all__ = ["ServerProcess", "server_process"]
 
-_READY = re.compile(r"Serving .* at (http://\S+) ")
 _STOP_SECONDS = 30.0
 
 
@@ -39,24 +38,25 @@ def server_process(config: EngineConfig) -> Iterator[ServerProcess]:
     Raises:
         ConfigError: it could not start; with its own reason.
     """
-    command = [sys.executable, "-m", "octavo", "serve", "--port", "0", *config_arguments(config), "--", config.model]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603
-    assert process.stdout is not None
+    command = [sys.executable, "-m", "octavo", "serve", "--port", "0", "--log-format", "json"]
+    command += [*config_arguments(config), "--", config.model]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
     assert process.stderr is not None
-    complaints: list[str] = []
-    # Both pipes are read to their end, so that the server never waits for us.
-    readers = [threading.Thread(target=complaints.extend, args=(process.stderr,), daemon=True)]
-    readers[0].start()
+    reader = None
     try:
-        found = next((match for line in process.stdout if (match := _READY.search(line))), None)
-        if found is None:
+        message = "it gave no reason"
+        for line in process.stderr:
+            said = json.loads(line)
+            message = said["msg"]
+            if message == "ready":
+                break
+        else:
             process.wait(_STOP_SECONDS)
-            readers[0].join(_STOP_SECONDS)
-            reason = complaints[-1].strip().removeprefix("error: ") if complaints else "it gave no reason"
-            raise ConfigError(f"serve: the server did not start: {reason}")
-        readers.append(threading.Thread(target=process.stdout.read, daemon=True))
-        readers[1].start()
-        yield ServerProcess(found.group(1), process.pid)
+            raise ConfigError(f"serve: the server did not start: {message}")
+        # The log is read to its end.
+        reader = threading.Thread(target=process.stderr.read, daemon=True)
+        reader.start()
+        yield ServerProcess(said["address"], process.pid)
     finally:
         process.terminate()
         try:
@@ -64,7 +64,6 @@ def server_process(config: EngineConfig) -> Iterator[ServerProcess]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        for reader in readers:
+        if reader is not None:
             reader.join()
-        process.stdout.close()
         process.stderr.close()

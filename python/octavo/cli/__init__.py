@@ -15,8 +15,8 @@ _USAGE = 2
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
-    A user's mistake is a line on standard error and exit code 1, or 2 where the command line itself is wrong;
-    OCTAVO_DEBUG=1 shows the traceback.
+    A user's mistake is one line on standard error (of the log, where `octavo serve` logs JSON) and exit code 1, or 2
+    where the command line itself is wrong; OCTAVO_DEBUG=1 shows the traceback.
 
     Args:
         arguments: without the program's name; those of the process when None.
@@ -43,11 +43,12 @@ def _prepare_streams() -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    serves = arguments[:1] == ["serve"]
     try:
         from octavo.cli.app import app
         from octavo.cli.vllm_arguments import serve_arguments
 
-        if arguments[:1] == ["serve"]:
+        if serves:
             arguments = serve_arguments(arguments[1:])
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
@@ -59,36 +60,66 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        from octavo.errors import OctavoError
-
-        if isinstance(error, OctavoError) and not _debugging():
-            from octavo.cli.flags import in_flags
-
-            return _complain(in_flags(error, arguments), 1)
-        # typer's own errors come from click, or from its copy of it.
-        format_message = getattr(error, "format_message", None)
-        if format_message is not None:
-            if arguments[:1] == ["serve"] and hasattr(error, "option_name"):
-                from octavo.cli.vllm_arguments import missing_flags
-
-                lines = missing_flags(arguments)
-                if lines:
-                    return max(_complain(line, _USAGE) for line in lines)
-            return _complain(format_message(), getattr(error, "exit_code", _USAGE))
         if type(error).__name__ == "Abort":
             return 130
-        if _debugging():
+        lines, code = _explain(error, arguments)
+        if serves and _logs_json(arguments):
+            _log(lines, code, error if _debugging() else None)
+        elif _debugging() and code != _USAGE:
             raise
-        if isinstance(error, OSError):
-            return _complain(str(error), 1)
-        return _complain(f"{type(error).__name__}: {error} (a fault of Octavo; OCTAVO_DEBUG=1 shows where)", 1)
+        else:
+            for line in lines:
+                print(f"error: {' '.join(line.split())}", file=sys.stderr)  # noqa: T201
+        return code
 
 
 def _debugging() -> bool:
     return os.environ.get("OCTAVO_DEBUG", "") not in ("", "0")
 
 
-def _complain(message: str, code: int) -> int:
-    line = " ".join(message.split())
-    print(f"error: {line}", file=sys.stderr)  # noqa: T201
-    return code
+def _explain(error: Exception, arguments: Sequence[str]) -> tuple[list[str], int]:
+    """What to say, and the exit code."""
+    from octavo.cli.flags import in_flags
+    from octavo.cli.vllm_arguments import missing_flags
+    from octavo.errors import OctavoError
+
+    if isinstance(error, OctavoError):
+        return [in_flags(error, arguments)], 1
+    # typer's own errors come from click, or from its copy of it.
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:
+        missing = missing_flags(arguments) if arguments[:1] == ["serve"] and hasattr(error, "option_name") else []
+        return missing or [format_message()], getattr(error, "exit_code", _USAGE)
+    if isinstance(error, OSError):
+        return [str(error)], 1
+    return [f"{type(error).__name__}: {error} (a fault of Octavo; OCTAVO_DEBUG=1 shows where)"], 1
+
+
+def _logs_json(arguments: Sequence[str]) -> bool:
+    """Whether `octavo serve` logs JSON, or would, where it did not come so far."""
+    from octavo.errors import ConfigError
+    from octavo.log_format import current_format, resolve_format
+
+    found = current_format()
+    if found is None:
+        words = [word for argument in arguments for word in argument.split("=", 1)]
+        given = words[words.index("--log-format") + 1 :][:1] if "--log-format" in words else []
+        try:
+            found = resolve_format((given or ["auto"])[0])
+        except ConfigError:
+            found = resolve_format("auto")
+    return found == "json"
+
+
+def _log(lines: Sequence[str], code: int, error: Exception | None) -> None:
+    import logging
+
+    from octavo.log_format import JsonFormatter
+
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    info = None if error is None else (type(error), error, error.__traceback__)
+    for line in lines:
+        record = logging.LogRecord("octavo.server", logging.CRITICAL, "", 0, "%s", (line,), info)
+        record.fields = {"exit_code": code}
+        print(JsonFormatter().format(record), file=sys.stderr)  # noqa: T201

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
-
-import typer
 
 from octavo.server.auth import KeyRing
 
 __all__ = ["key_ring"]
+
+_LOG = logging.getLogger("octavo.server")
 
 
 def key_ring(file: str | None, arguments: Sequence[str] | None) -> KeyRing:
@@ -19,10 +20,9 @@ def key_ring(file: str | None, arguments: Sequence[str] | None) -> KeyRing:
         ConfigError: one that cannot be used.
     """
     if arguments:
-        typer.echo(
+        _LOG.warning(
             "--api-key: everyone on this machine can read it in the list of processes; prefer --api-key-file, or "
-            "OCTAVO_API_KEY in the environment",
-            err=True,
+            "OCTAVO_API_KEY in the environment"
         )
     # The engine's process has no use for them, and would show them in its own environment.
     return KeyRing(file, os.environ.pop("OCTAVO_API_KEY", None), tuple(arguments or ()))

@@ -7,30 +7,28 @@ import functools
 import os
 import socket
 import sys
-import time
 from collections.abc import Container, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import typer
-
+from octavo.cli.announce import Announcer
 from octavo.cli.console import loading_progress
 from octavo.cli.keys import key_ring
 from octavo.cli.serve_plan import ServeOptions, ServePlan, check_plan, plan_serve
 from octavo.config import EngineConfig
 from octavo.engine.collector import set_aside
 from octavo.errors import ConfigError
+from octavo.log_format import log_complaints
 from octavo.server.hosts import check_exposure, check_settings
 from octavo.server.listen import bind, bind_shared
 from octavo.server.logs import configure_logging
-from octavo.server.service_manager import notify
+from octavo.server.service_manager import keep_watchdog, notify
 from octavo.server.starting import Progress, start_engine
 
 if TYPE_CHECKING:
     from octavo.engine.supervisor import SupervisedEngine
     from octavo.server.admin import AdminKeys
     from octavo.server.auth import KeyRing
-    from octavo.server.registry import ModelRegistry
     from octavo.server.served import ServedModel
     from octavo.server.settings import ServerSettings
 
@@ -66,6 +64,7 @@ def serve_command(
     if options.uvicorn_log_level not in _LOG_LEVELS:
         raise ConfigError(f"uvicorn_log_level: {options.uvicorn_log_level!r} is not one of {', '.join(_LOG_LEVELS)}")
     configure_logging(options.log_format, options.log_level)
+    log_complaints()
     check_plan(plan)
     environment_key = os.environ.get("OCTAVO_API_KEY")
     keys = key_ring(options.api_key_file, options.api_key)
@@ -142,9 +141,11 @@ async def _serve(
     environment_key: str | None,
 ) -> None:
     listener, *others = listeners
-    began = time.monotonic()
     options, settings = plan.options, plan.settings
-    url = _url(listener, settings)
+    admin_url = None if admin is None else _url(admin[0], settings)
+    announcer = Announcer(_url(listener, settings), admin_url, options.shutdown_timeout, needs_key=keys.required)
+    announcer.starting([model.id for model in plan.models], api_processes=options.api_processes)
+    watchdog = asyncio.ensure_future(keep_watchdog())
 
     with ExitStack() as shown:
         first = next((model.config for model in plan.models if model.autostart), None)
@@ -177,15 +178,7 @@ async def _serve(
                 set_aside()
                 if processes is not None:
                     processes.start()
-                notify("READY=1")
-                typer.echo(_announcement(url, models, state.registry, time.monotonic() - began, keys.required))
-                if admin is not None:
-                    typer.echo(f"Admin routes at {_url(admin[0], settings)}/admin/models")
-
-            def wait(num_running: int) -> None:
-                answers = "1 running answer" if num_running == 1 else f"{num_running} running answers"
-                grace = f"{options.shutdown_timeout:g}"
-                typer.echo(f"stopping: {answers} may take {grace} s more (Ctrl-C: none)", err=True)
+                announcer.ready(models, state.registry)
 
             await serve(
                 listener,
@@ -193,13 +186,16 @@ async def _serve(
                 drain_delay=delay,
                 log_level=options.uvicorn_log_level,
                 on_ready=announce,
-                on_wait=wait,
+                on_stop=announcer.stopping,
+                on_wait=announcer.waiting,
+                on_end=announcer.stopped,
                 state=state,
                 processes=processes,
                 admin=None if admin is None else (admin[0], create_admin_app(state, admin[1], options.admin_host)),
             )
         finally:
             notify("STOPPING=1")
+            watchdog.cancel()
             await starter.close()
 
 
@@ -207,52 +203,3 @@ def _url(listener: socket.socket, settings: ServerSettings) -> str:
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"{'https' if settings.ssl_certfile else 'http'}://{shown}:{port}"
-
-
-def _announcement(
-    url: str, models: Sequence[ServedModel], registry: ModelRegistry, seconds: float, needs_key: bool
-) -> str:
-    names = ", ".join(registry.names)
-    if not models:
-        return f"\nServing {names} at {url}, each loaded when it is asked for"
-    served = models[0]
-    chat = served.engine.tokenizer is not None and served.engine.tokenizer.has_chat_template
-    name = registry.default
-    if name is None or served.version not in (entry.id for entry in registry.targets(name)):
-        name = served.name
-    lines = "\n".join(_line(model, len(models) > 1) for model in models)
-    if chat:
-        path, body = "chat/completions", '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
-        call = (
-            f'answer = client.chat.completions.create(\n    model="{name}",\n'
-            f'    messages=[{{"role": "user", "content": "What is the capital of France?"}}],\n)\n'
-            "print(answer.choices[0].message.content)"
-        )
-    else:
-        path, body = "completions", '"prompt": "The capital of France is", "max_tokens": 64'
-        call = (
-            f'answer = client.completions.create(model="{name}", prompt="The capital of France is", max_tokens=64)\n'
-            "print(answer.choices[0].text)"
-        )
-    header = "-H 'Authorization: Bearer KEY' " if needs_key else ""
-    key = "KEY" if needs_key else "none"
-    return f"""
-Serving {names} at {url} (ready in {seconds:.1f} s)
-{lines}
-
-curl {url}/v1/{path} {header}-H 'Content-Type: application/json' \\
-  -d '{{"model": "{name}", {body}}}'
-
-from openai import OpenAI
-
-client = OpenAI(base_url="{url}/v1", api_key="{key}")
-{call}
-"""
-
-
-def _line(served: ServedModel, named: bool) -> str:
-    info = served.engine.model
-    kv_tokens = (info.num_blocks - 1) * info.block_size
-    what = f"{info.architecture}, {info.dtype} on {info.device}"
-    name = f"{served.version}: " if named else ""
-    return f"  {name}{what}, context {info.max_model_len:,} tokens, KV cache {kv_tokens:,} tokens"

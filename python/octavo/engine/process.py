@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from octavo.engine.pulse import Pulse
 from octavo.errors import EngineDead
+from octavo.log_relay import relayed
 
 __all__ = ["WORKER_COMMAND", "WorkerProcess", "die_with"]
 
@@ -96,19 +97,23 @@ class WorkerProcess:
             arguments += [option, str(descriptor)]
         # The worker inherits it: a Ctrl-C in the terminal must not reach it before it can say that it ignores it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        output = relayed()
         try:
-            # Standard output belongs to the program; what the worker prints goes to standard error.
+            # Standard output belongs to the program; what the worker prints goes to the log.
             # In a session of its own: signals to this process's group (`timeout`, Ctrl-Z, `kill %1`) are for this
             # process, which may have answers to finish.
             self._process = subprocess.Popen(  # noqa: S603
                 command + arguments,
                 pass_fds=tuple(descriptors.values()),
                 stdin=subprocess.DEVNULL,
-                stdout=2,
+                stdout=output.descriptor,
+                stderr=output.descriptor,
                 start_new_session=True,
             )
+            output.started("engine", self._process.pid)
         except OSError as error:
             self._error = error
+            output.abandoned()
             return
         finally:
             self._started.set()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import ssl
+import sys
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Protocol
 
 import uvicorn
 
 from octavo.server.app import create_app
+from octavo.server.auth import KeyRing
 from octavo.server.connection import ClientConnection
 from octavo.server.hosts import tls_context
 from octavo.server.listen import BACKLOG
@@ -22,6 +26,7 @@ from octavo.server.state import ServerState
 __all__ = ["Processes", "Server", "serve"]
 
 _LAST_WORDS_S = 5
+_LOG = logging.getLogger("octavo.server")
 
 
 class Processes(Protocol):
@@ -54,7 +59,9 @@ async def serve(
     drain_delay: float = 0.0,
     log_level: str = "warning",
     on_ready: Callable[[list[ServedModel]], None] | None = None,
+    on_stop: Callable[[signal.Signals, int, float], None] | None = None,
     on_wait: Callable[[int], None] | None = None,
+    on_end: Callable[[int, int, float], None] | None = None,
     state: ServerState | None = None,
     signals: bool = True,
     admin: tuple[socket.socket, Any] | None = None,
@@ -64,7 +71,9 @@ async def serve(
 
     SIGTERM makes `/readyz` answer 503 at once; after `drain_delay` seconds, in which balancers notice, new requests are
     refused with 503; running answers get `grace` seconds more and then end with an error event. SIGINT leaves
-    the delay out. A second signal ends everything at once. Signals count from before a model is loaded.
+    the delay out. A second signal ends everything at once. Signals count from before a model is loaded. SIGHUP has
+    the API keys read again; with a terminal it means that this was closed, and counts as SIGINT; where it is ignored
+    (`nohup`) it stays so.
 
     Args:
         listener: from `bind`; closed at the end.
@@ -74,7 +83,11 @@ async def serve(
         drain_delay: seconds.
         log_level: of uvicorn.
         on_ready: called with what is served when all is loaded.
+        on_stop: called when a signal asks for the end, with it, the number of running answers, and the seconds for
+            which requests are still taken.
         on_wait: called when the end waits for running answers, with their number.
+        on_end: called when all is closed after a signal, with the numbers of answers that finished since and that were
+            cut short, and the seconds since.
         state: to serve from; a fresh one when None.
         signals: handle SIGINT and SIGTERM (the main thread only); else cancel the task to stop.
         admin: a second listener and the application behind it.
@@ -91,23 +104,36 @@ async def serve(
     stop = asyncio.Event()
     force = asyncio.Event()
     patience = 0.0
+    # When the first signal came, and how many answers had been given by then.
+    asked: tuple[float, int] | None = None
 
     def on_signal(number: signal.Signals, delay: float) -> None:
-        nonlocal patience
-        patience = delay
+        nonlocal patience, asked
+        if loading.done():
+            patience = delay
+        if asked is None:
+            asked = time.monotonic(), state.num_ended
+            if on_stop is not None:
+                on_stop(number, state.num_running, patience)
         if processes is not None:
             processes.signal(number)
         (force if stop.is_set() else stop).set()
 
     handled = {signal.SIGINT: 0.0, signal.SIGTERM: drain_delay} if signals else {}
-    for number, delay in handled.items():
-        loop.add_signal_handler(number, on_signal, number, delay)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     admin_server = None if admin is None else _server(admin[1], log_level, tls)
     administering = None
     if admin is not None and admin_server is not None:
         administering = asyncio.ensure_future(admin_server.serve(sockets=[admin[0]]))
     loading = asyncio.ensure_future(_load(state, starting, names))
+    for number, delay in handled.items():
+        loop.add_signal_handler(number, on_signal, number, delay)
+    if signals and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        handled[signal.SIGHUP] = 0.0
+        if sys.stderr.isatty():
+            loop.add_signal_handler(signal.SIGHUP, on_signal, signal.SIGHUP, 0.0)
+        else:
+            loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, _read_keys, state.keys))
     watching = asyncio.ensure_future(state.keys.watch())
     stopped = asyncio.ensure_future(stop.wait())
     try:
@@ -127,6 +153,7 @@ async def serve(
         if on_wait is not None and grace > 0 and state.num_running:
             on_wait(state.num_running)
         await _wait_any(grace, serving, force.wait(), state.quiet())
+        aborted = state.num_running
         state.abort_all()
         server.should_exit = True
         if admin_server is not None:
@@ -139,8 +166,15 @@ async def serve(
         if processes is not None:
             await processes.close()
         await state.registry.close()
+        if on_end is not None and asked is not None:
+            on_end(state.num_ended - asked[1] - aborted, aborted, time.monotonic() - asked[0])
         for number in handled:
             loop.remove_signal_handler(number)
+
+
+def _read_keys(keys: KeyRing) -> None:
+    if not keys.reload():
+        _LOG.info("SIGHUP: there are no other API keys than before")
 
 
 def _server(app: Any, log_level: str, tls: ssl.SSLContext | None, root_path: str = "") -> Server:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 
-__all__ = ["notify"]
+__all__ = ["keep_watchdog", "notify"]
 
 
 def notify(state: str) -> bool:
@@ -26,3 +27,15 @@ def notify(state: str) -> bool:
     except OSError:
         return False
     return True
+
+
+async def keep_watchdog() -> None:
+    """Tell systemd that the event loop runs, twice as often as a unit with `WatchdogSec=` asks; for ever.
+
+    Where the loop stands still, systemd ends the process and starts it again. Returns where nobody asked.
+    """
+    text = os.environ.get("WATCHDOG_USEC", "")
+    if not text.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return
+    while notify("WATCHDOG=1"):
+        await asyncio.sleep(int(text) / 2e6)

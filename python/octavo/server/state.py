@@ -41,6 +41,7 @@ class ServerState:
         siblings: other processes of this server; None where it is the only one.
         draining: the end has begun; requests are still taken until `stopping`.
         stopped: set with `stopping`.
+        num_ended: exchanges that were answered, or broke off.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ServerState:
         self.siblings: Siblings | None = None
         self.draining = False
         self.stopped = asyncio.Event()
+        self.num_ended = 0
         self._running: set[asyncio.Future[None]] = set()
         self._quiet = asyncio.Event()
         self._stopping = False
@@ -160,6 +162,7 @@ class ServerState:
             stayed = task.done()
         finally:
             self._running.discard(task)
+            self.num_ended += 1
             if not self._running:
                 self._quiet.set()
             if not task.done():

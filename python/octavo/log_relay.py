@@ -1,0 +1,110 @@
+"""What another process writes to standard error, as lines of this process's JSON log.
+
+Its own log lines pass as they are. Whatever else comes (a crash's stack, a library's print, a compiler's warning) is
+put into lines of the log too, so that a reader of JSON meets nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+from typing import Any
+
+from octavo.log_format import LineHandler, current_handler, is_json
+
+__all__ = ["StandardError", "relayed"]
+
+_LOG = logging.getLogger("octavo.output")
+_OWN_LINE = b'{"ts":"'
+_READ_BYTES = 1 << 16
+_MAX_LINE_BYTES = 1 << 18
+_MAX_PLAIN_BYTES = 8000
+# A crash's report comes in many writes, and is to be one line.
+_GATHER_S = 0.1
+
+
+class StandardError:
+    """Where a child's standard error goes.
+
+    Attributes:
+        descriptor: for the child.
+    """
+
+    def __init__(self, reading: int | None, descriptor: int) -> None:
+        self._reading = reading
+        self.descriptor = descriptor
+
+    def started(self, process: str, pid: int) -> None:
+        """The child has its descriptor: close ours, and read in a thread until the child and all of its own have ended.
+
+        Args:
+            process: what to call it in lines that it did not make.
+            pid: its process id.
+        """
+        if self._reading is None:
+            return
+        os.close(self.descriptor)
+        relay = _Relay(self._reading, {"process": process, "pid": pid})
+        threading.Thread(target=relay.run, name=f"octavo-log-{process}", daemon=True).start()
+
+    def abandoned(self) -> None:
+        """There is no child."""
+        if self._reading is not None:
+            os.close(self.descriptor)
+            os.close(self._reading)
+
+
+def relayed() -> StandardError:
+    """A pipe where this process logs JSON; else this process's own standard error."""
+    handler = current_handler()
+    if handler is None or not is_json(handler):
+        return StandardError(None, 2)
+    reading, writing = os.pipe()
+    return StandardError(reading, writing)
+
+
+class _Relay:
+    def __init__(self, descriptor: int, fields: dict[str, Any]) -> None:
+        self._descriptor = descriptor
+        self._fields = fields
+        self._plain: list[bytes] = []
+
+    def run(self) -> None:
+        rest = b""
+        try:
+            while True:
+                if self._plain and not select.select([self._descriptor], [], [], _GATHER_S)[0]:
+                    self._say()
+                data = os.read(self._descriptor, _READ_BYTES)
+                if not data:
+                    break
+                *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > _MAX_LINE_BYTES:
+                    lines, rest = [*lines, rest], b""
+                for line in lines:
+                    self._take(line)
+            self._take(rest)
+            self._say()
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(_OWN_LINE) and line.endswith(b"}"):
+            self._say()
+            handler: LineHandler | None = current_handler()
+            if handler is not None:
+                handler.put(line.decode("utf-8", "replace"))
+        elif line.strip():
+            self._plain.append(line)
+            if sum(map(len, self._plain)) > _MAX_PLAIN_BYTES:
+                self._say()
+
+    def _say(self) -> None:
+        if self._plain:
+            text = b"\n".join(self._plain).decode("utf-8", "replace")
+            self._plain.clear()
+            _LOG.warning("%s", text, extra={"fields": self._fields})

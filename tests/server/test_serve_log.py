@@ -1,0 +1,258 @@
+"""The log of `octavo serve` where no person looks on: JSON from its first line to its last, and it holds nobody up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from serve_log import ServeLog
+
+SECRET = "my secret prompt"
+COMMAND = (sys.executable, "-m", "octavo", "serve", "--load-format", "fake", "--port", "0", "--drain-delay", "0")
+
+
+@contextmanager
+def serving(
+    *options: str, model: str = "any", **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], ServeLog, httpx.Client]]:
+    """A server that is ready, its log, and a client of it."""
+    process = subprocess.Popen(
+        [*COMMAND, model, *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+    log = ServeLog(process)
+    try:
+        with httpx.Client(base_url=log.address(), timeout=30) as client:
+            yield process, log, client
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == "", "what is printed is for people"
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+        log.end()
+
+
+def ask(client: httpx.Client, max_tokens: int = 20, **fields: Any) -> httpx.Response:
+    return client.post(
+        "/v1/completions", json={"prompt": SECRET, "max_tokens": max_tokens, "ignore_eos": True, **fields}
+    )
+
+
+def worker_of(process: subprocess.Popen[str]) -> psutil.Process:
+    (worker,) = (
+        one for one in psutil.Process(process.pid).children() if "octavo.engine.worker" in " ".join(one.cmdline())
+    )
+    return worker
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if what():
+                return
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_every_line_is_json_and_tells_the_servers_life(level: str) -> None:
+    with serving("--log-format", "json", "--log-level", level) as (process, log, client):
+        assert ask(client).status_code == 200
+    assert SECRET not in log.text
+    lines = log.lines
+    starting, model, ready = (log.wait_for(message) for message in ("starting", "model ready", "ready"))
+    assert lines[0] == starting
+    assert starting["version"]
+    assert starting["models"] == ready["models"] == ["any"]
+    assert starting["address"] == ready["address"] == f"http://127.0.0.1:{client.base_url.port}"
+    assert starting["pid"] == process.pid
+    assert (model["model"], model["device"], model["max_model_len"]) == ("any", "cpu", 8192)
+    assert 0 < ready["seconds"] < 40
+    (request,) = [line for line in lines if line["msg"] == "request" and line["level"] == "info"]
+    assert (request["completion_tokens"], request["finish_reason"], request["model"]) == (20, "length", "any")
+    assert 0 < request["ttft_ms"] <= request["e2e_ms"]
+    stopping, stopped = log.wait_for("stopping"), log.wait_for("stopped")
+    assert (stopping["signal"], stopping["running"], stopping["shutdown_timeout"]) == ("SIGTERM", 0, 30)
+    assert (stopped["finished"], stopped["aborted"]) == (0, 0)
+    assert [line for line in lines if line["logger"].startswith("octavo")][-1] == stopped
+
+
+def test_the_end_counts_what_finished_and_what_was_cut_short() -> None:
+    options = ("--shutdown-timeout", "1", "--no-access-log")
+    with serving(*options, model="slow=fake?step_ms=10") as (process, log, client):
+        threads = [threading.Thread(target=ask, args=(client, tokens)) for tokens in (60, 60, 4000)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: 'vllm:num_requests_running{model_name="slow",engine="0"} 3.0' in client.get("/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(20)
+        assert process.wait(20) == 0
+    assert log.wait_for("stopping")["running"] == 3
+    assert log.wait_for("refusing new requests")["running"] == 3
+    stopped = log.wait_for("stopped")
+    assert (stopped["finished"], stopped["aborted"]) == (2, 1)
+    assert 0.9 < stopped["seconds"] < 10
+
+
+def test_a_crash_of_the_engine_is_told_in_json_too() -> None:
+    """The interpreter writes the stack of a crash to standard error as it is."""
+    with serving() as (process, log, client):
+        worker = worker_of(process)
+        worker.send_signal(signal.SIGSEGV)
+        wait_for(lambda: "serves again" in log.text)
+        assert ask(client).status_code == 200
+    (crash,) = [line for line in log.lines if line["logger"] == "octavo.output"]
+    assert crash["msg"].startswith("Fatal Python error: Segmentation fault\n")
+    assert "octavo/engine/worker.py" in crash["msg"]
+    assert (crash["process"], crash["pid"]) == ("engine", worker.pid)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (["--no-such-option"], 2, "No such option: --no-such-option"),
+        (["--port", "70000"], 2, "--port"),
+        (["--log-format", "xml"], 1, "--log-format: 'xml' is not one of auto, json, console"),
+        (["--block-size", "7"], 1, "--block-size: 7"),
+        (["--host", "0.0.0.0"], 1, "no API key is set"),
+        (["--config", "/no/such.toml"], 1, "config: /no/such.toml cannot be read"),
+        (["other=fake?nonsense=1"], 1, "nonsense"),
+    ],
+)
+def test_a_refusal_is_a_line_of_the_log_and_an_exit_code(options: list[str], code: int, text: str) -> None:
+    command = [*COMMAND, "any", *([] if "--log-format" in options else ["--log-format", "json"]), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    assert done.stdout == ""
+    *_, last = map(json.loads, done.stderr.splitlines())
+    assert (last["level"], last["logger"], last["exit_code"]) == ("critical", "octavo.server", code)
+    assert text in last["msg"]
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [*COMMAND, "any", "--port", port], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 1
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert line["msg"] == f"--port: {port} is in use on 127.0.0.1; choose another with --port, or 0 for any"
+
+
+@pytest.mark.parametrize("kind", ["stands still", "has gone", "has a full disk"])
+def test_a_reader_of_the_log_that_does_not_read_holds_nobody_up(kind: str) -> None:
+    port = free_port()
+    reading, writing = os.pipe()
+    if kind == "has a full disk":
+        os.close(writing)
+        writing = os.open("/dev/full", os.O_WRONLY)
+    command = [*COMMAND, "fake", "--port", str(port), "--log-level", "debug", "--shutdown-timeout", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=writing)
+    try:
+        os.close(writing)
+        if kind != "stands still":
+            os.close(reading)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            wait_for(lambda: client.get("/readyz").status_code == 200)
+            # Far more than a pipe holds, and than is kept for a reader.
+            for _ in range(40):
+                assert ask(client, 1, prompt=["x"] * 2).status_code == 200
+            for _ in range(400):
+                assert client.get("/v1/models", headers={"x-request-id": "i" * 128}).status_code == 200
+            dropped = re.search(r"^octavo_log_lines_dropped_total (\S+)", client.get("/metrics").text, re.MULTILINE)
+            assert dropped is not None
+            assert (float(dropped[1]) > 0) == (kind != "stands still")
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert time.monotonic() - began < 10
+    finally:
+        process.kill()
+        process.wait()
+        if kind == "stands still":
+            os.close(reading)
+
+
+def test_sighup_has_the_keys_read_again_and_ends_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("me first-key\n")
+    file.chmod(0o600)
+    with serving("--api-key-file", str(file)) as (process, log, client):
+        file.write_text("me another-key\n")
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "1 API keys were read from the key file" in log.text)
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "SIGHUP: there are no other API keys than before" in log.text)
+        assert ask(client).status_code == 401
+        client.headers["authorization"] = "Bearer another-key"
+        assert ask(client).status_code == 200
+
+
+def test_a_terminal_that_is_closed_ends_the_server() -> None:
+    port = free_port()
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "fake", "--port", str(port)], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    try:
+        os.close(theirs)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            wait_for(lambda: client.get("/readyz").status_code == 200)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_a_service_manager_hears_of_every_state(tmp_path: Path) -> None:
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        manager.settimeout(20)
+        with serving(NOTIFY_SOCKET=str(path), WATCHDOG_USEC="200000") as (_, log, _client):
+            address = log.address()
+            said = [manager.recv(1000).decode() for _ in range(5)]
+        manager.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                said.append(manager.recv(1000).decode())
+    assert f"READY=1\nSTATUS=serving any at {address}" in said
+    assert said.count("WATCHDOG=1") >= 3
+    assert "STOPPING=1\nSTATUS=stopping: 0 running answers" in said
+    assert said.index(f"READY=1\nSTATUS=serving any at {address}") < said.index(
+        "STOPPING=1\nSTATUS=stopping: 0 running answers"
+    )
