@@ -4,11 +4,12 @@ import math
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
-from constrained_rows import Constraints
+from constrained_rows import Constraints, random_constraints
 from octavo.kernels import reference
 from octavo.kernels.launch import launch
 from octavo.kernels.noise import gumbel, noise_bits, noise_keys
@@ -165,6 +166,19 @@ def test_penalties_and_biases(device: torch.device) -> None:
         order = reference.ranked(logits[row])[: rows[row].logprobs]
         assert step.top_ids[row, : len(order)].tolist() == order.tolist()
         assert abs(float(step.logprobs[row]) - float(expected[ids[row]])) < 1e-5
+
+
+def test_rows_that_are_held_to_few_tokens_or_many(device: torch.device) -> None:
+    """Every way of drawing, over rows of which whole parts are impossible, and of which a bias leads."""
+    vocab_size = 1003
+    rows = many([Row(temperature=0), Row(top_k=500, top_p=0.9, temperature=3.0), *SETTINGS], 1)
+    held = random_constraints(np.random.default_rng(8), len(rows), vocab_size)
+    logits = normal(len(rows), vocab_size, 8)
+    step = Step(logits.clone(), rows, held).run(device)
+    logits = held.naive(logits)
+    assert torch.equal(step.logits[:-2].cpu(), logits)
+    assert step.ids[:-2].tolist() == [row.reference(x) for row, x in zip(rows, logits, strict=True)]
+    check_padding(step)
 
 
 @pytest.mark.parametrize("vocab_size", [5, 1003])

@@ -95,7 +95,7 @@ def test_the_plan_holds_what_is_allocated(shape: dict[str, Any], changes: dict[s
         eos_token_ids=[],
     )
     step = make(PlanLayout.of(core.layout(), core.arena_len()))
-    on_host = step.arenas.nbytes + step.staging.nbytes
+    on_host = step.arenas.nbytes + step.masks.nbytes + step.staging.nbytes
     taken, planned = allocated() - before - on_host, plan.total_bytes - plan.process_bytes
     assert kv_bytes == plan.kv_bytes
     assert weights_bytes == pytest.approx(plan.weights_bytes, rel=0.001)

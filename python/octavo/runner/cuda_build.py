@@ -19,7 +19,7 @@ from octavo.kernels.attention import CHUNK, AttentionShape
 from octavo.kernels.attention_decode import serves_on_hopper
 from octavo.kernels.attention_work import AttentionWork, work_bytes
 from octavo.kernels.linear import configure_cublas
-from octavo.kernels.step import NUM_ARENAS, PlanLayout
+from octavo.kernels.step import PlanLayout
 from octavo.layers.cuda import MLP_ROWS, CudaOperations, check_kernels
 from octavo.layers.decoder import Decoder
 from octavo.layers.dummy import DummyWeights
@@ -79,7 +79,9 @@ def cuda_needs(config: EngineConfig, spec: DecoderSpec) -> DeviceNeeds:
         head_rows=lambda _vocab_size: max_num_seqs,
         kv_itemsize=1 if shape.kv_fp8 else None,
         work_bytes=scratch,
-        num_arenas=NUM_ARENAS + 1,
+        # The others, and all masks, are pinned memory of the host.
+        num_arenas=1,
+        num_mask_arenas=0,
     )
 
 

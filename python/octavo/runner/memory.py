@@ -54,7 +54,8 @@ class DeviceNeeds:
         kv_itemsize: bytes of a number in the KV cache; None for the activations' own.
         default_kv_bytes: of the KV cache where the settings leave it open; None for all that is left.
         work_bytes: scratch of attention and sampling, by the length of the longest sequence.
-        num_arenas: of the plan, the device's own copy included.
+        num_arenas: of the plan in the device's memory, its own copy included.
+        num_mask_arenas: of rows' masks in the device's memory.
     """
 
     device: str
@@ -66,6 +67,7 @@ class DeviceNeeds:
     default_kv_bytes: int | None = None
     work_bytes: Callable[[int], int] = lambda _length: 0
     num_arenas: int = NUM_ARENAS
+    num_mask_arenas: int = NUM_ARENAS
 
 
 class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
@@ -258,7 +260,7 @@ def _divide(
         process=needs.process,
         weights_bytes=spec.num_parameters() * itemsize + length * spec.rotary.dim * 4,
         workspace_bytes=spec.workspace_bytes(max_tokens, needs.mlp_rows, rows, itemsize) + scratch,
-        state_bytes=_state_bytes(config, spec, length, max_tokens, needs.num_arenas),
+        state_bytes=_state_bytes(config, spec, length, max_tokens, needs),
         block_bytes=config.block_size * spec.kv_bytes_per_token(needs.kv_itemsize or itemsize),
         block_size=config.block_size,
         num_blocks=0,
@@ -318,7 +320,7 @@ def _blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def _state_bytes(config: EngineConfig, spec: DecoderSpec, length: int, max_tokens: int, num_arenas: int) -> int:
+def _state_bytes(config: EngineConfig, spec: DecoderSpec, length: int, max_tokens: int, needs: DeviceNeeds) -> int:
     """Block tables, sampling state, masks and the arenas; the arenas' small arrays are about 64 numbers a row."""
     rows, blocks = config.max_num_seqs, _blocks(length, config.block_size)
     tables = rows * (blocks + PARAM_WIDTH + 2)
@@ -327,7 +329,7 @@ def _state_bytes(config: EngineConfig, spec: DecoderSpec, length: int, max_token
     updates = max(least, min(rows * blocks, _MAX_TABLE_UPDATES))
     # As its `bias_capacity`, but for the end tokens of the model.
     biases = max(_ROW_BIASES, min(rows * _ROW_BIASES, _MAX_BIASES))
-    arenas = num_arenas * (3 * max_tokens + 64 * rows + 3 * updates + 3 * biases)
+    arenas = needs.num_arenas * (3 * max_tokens + 64 * rows + 3 * updates + 3 * biases)
     counts = rows * spec.vocab_size
-    masks = NUM_ARENAS * rows * mask_words(spec.vocab_size)
+    masks = needs.num_mask_arenas * rows * mask_words(spec.vocab_size)
     return 4 * (tables + arenas + counts + masks)
