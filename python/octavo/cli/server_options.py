@@ -173,6 +173,14 @@ _OPTIONS = (
     _option(_LIMITS, "max_logit_bias", int, 1024, "--max-logit-bias", text="Entries of logit_bias."),
     _option(_LIMITS, "max_bad_words", int, 128, "--max-bad-words", text="Entries of bad_words."),
     _option(
+        _LIMITS,
+        "max_constraint_bytes",
+        int,
+        1 << 18,
+        "--max-constraint-bytes",
+        text="Of a schema, pattern, grammar or list of choices that answers are to be held to.",
+    ),
+    _option(
         _LOAD,
         "max_engine_requests",
         int | None,

@@ -84,7 +84,7 @@ class CountTokensRequest(RequestBody, kw_only=True):
             raise unsupported(
                 "tools",
                 f"{len(self.tools)} tools",
-                'this engine cannot hold its output to a call\'s form; tool_choice: {"type": "none"} answers in text',
+                'this server writes no tool calls; tool_choice: {"type": "none"} answers in text',
             )
 
     def conversation(self) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from octavo.engine.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams
+from octavo.server.constraints import constraint_field
 from octavo.server.exchange import Call, Exchange
 from octavo.server.generation import Answer, collect, pieces
 from octavo.server.keep_alive import keep_alive
@@ -42,6 +43,7 @@ async def chat_completions(call: Call) -> None:
     params = request.sampling_params(
         served, max_tokens=None, logprobs=request.num_logprobs, defaults=call.sampling_defaults(served)
     )
+    await call.constrain(served, params.structured_outputs, constraint_field(request) or "")
     messages = flatten(request.messages)
     prompt = await render(
         served,

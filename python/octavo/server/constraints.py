@@ -8,12 +8,31 @@ import msgspec
 
 from octavo.errors import InvalidRequest
 
-__all__ = ["Constraint", "JsonSchema", "ResponseFormat", "StructuredOutputs", "output_constraint"]
+__all__ = [
+    "Constraint",
+    "JsonSchema",
+    "ResponseFormat",
+    "StructuredOutputs",
+    "constraint_field",
+    "output_constraint",
+    "specification",
+]
 
 MAX_NESTING = 64
 MAX_PATTERN = 1 << 16
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+# Fields of a constraint each, and its kind: vLLM's of old, llama.cpp's, SGLang's.
+_FIELDS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "grammar": "grammar",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
 _OPTIONS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_UNSUPPORTED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
@@ -30,7 +49,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
-    schema: dict[str, Any] | None = None  # llama.cpp's, of json_object
+    schema: dict[str, Any] | None = None  # llama.cpp's
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
@@ -42,6 +61,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: Any = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
 
 
 class Constraint(msgspec.Struct, frozen=True):
@@ -63,13 +85,26 @@ class _Fields(Protocol):
     structured_outputs: StructuredOutputs | None
 
 
+def constraint_field(request: _Fields) -> str | None:
+    """The field of `output_constraint`'s answer, for one that has given it."""
+    return next((constraint.field for constraint in _found(request)), None)
+
+
+def specification(outputs: dict[str, Any]) -> tuple[str, str]:
+    """Kind and text of `SamplingParams.structured_outputs`, as `octavo._core.Vocabulary.compile` takes them."""
+    ((kind, value),) = outputs.items()
+    if kind == "json_object":
+        return kind, ""
+    return kind, value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
 def output_constraint(request: _Fields) -> Constraint | None:
     """The one constraint of a request; None for free text.
 
     Raises:
         InvalidRequest: more than one, or one that makes no sense; `field` names it.
     """
-    found = [*_of_format(request), *_of_outputs(request), *_of_guided(request)]
+    found = _found(request)
     if len(found) > 1:
         fields = " and ".join(constraint.field for constraint in found)
         raise InvalidRequest(f"{found[1].field}: {fields} cannot be used together; leave one out", found[1].field)
@@ -78,26 +113,42 @@ def output_constraint(request: _Fields) -> Constraint | None:
     return found[0] if found else None
 
 
+def _found(request: _Fields) -> list[Constraint]:
+    return [*_of_format(request), *_of_outputs(request), *_of_fields(request)]
+
+
 def _of_format(request: _Fields) -> list[Constraint]:
     asked = request.response_format
     if asked is None or asked.type == "text":
         return []
     if asked.type == "json_schema":
-        if asked.json_schema is None or asked.json_schema.schema is None:
+        schema = asked.schema if asked.json_schema is None else asked.json_schema.schema
+        if schema is None:
             raise InvalidRequest(
                 "response_format.json_schema: is missing; type json_schema needs json_schema.schema",
                 "response_format.json_schema",
             )
-        return [Constraint("response_format", "json_schema", {"json": asked.json_schema.schema})]
+        return [Constraint("response_format", "json_schema", {"json": schema})]
+    if asked.type == "structural_tag":
+        raise InvalidRequest(
+            "response_format.type: 'structural_tag' is not supported; use json_schema, or a grammar in "
+            "structured_outputs",
+            "response_format.type",
+        )
     if asked.type == "json_object" and asked.schema is not None:
         return [Constraint("response_format", "json_object", {"json": asked.schema})]
-    return [Constraint("response_format", asked.type, {asked.type: True})]
+    return [Constraint("response_format", "json_object", {"json_object": True})]
 
 
 def _of_outputs(request: _Fields) -> list[Constraint]:
     asked = request.structured_outputs
     if asked is None:
         return []
+    for option in _UNSUPPORTED:
+        if getattr(asked, option) not in (None, False):
+            raise InvalidRequest(
+                f"structured_outputs.{option}: is not supported; leave it out", f"structured_outputs.{option}"
+            )
     given = {option: getattr(asked, option) for option in _OPTIONS if getattr(asked, option) not in (None, False)}
     if len(given) != 1:
         raise InvalidRequest(
@@ -106,14 +157,14 @@ def _of_outputs(request: _Fields) -> list[Constraint]:
     return [Constraint("structured_outputs", next(iter(given)), given)]
 
 
-def _of_guided(request: _Fields) -> list[Constraint]:
-    found = []
-    for field in _GUIDED:
-        value = getattr(request, field)
-        if value is not None:
-            kind = field.removeprefix("guided_")
-            found.append(Constraint(field, kind, {kind: value}))
-    return found
+def _of_fields(request: _Fields) -> list[Constraint]:
+    # An empty text is how llama.cpp's own page says: none.
+    given = {field: getattr(request, field) for field in _FIELDS}
+    return [
+        Constraint(field, kind, {kind: given[field]})
+        for field, kind in _FIELDS.items()
+        if given[field] is not None and (given[field] != "" or field.startswith("guided_"))
+    ]
 
 
 def _check(constraint: Constraint) -> None:

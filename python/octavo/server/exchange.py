@@ -11,10 +11,12 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.admission import Admission
 from octavo.server.admit import admit
 from octavo.server.auth import Identity, identity_of
+from octavo.server.compat import renamed_errors
 from octavo.server.connection import CHUNKS
+from octavo.server.constraints import specification
 from octavo.server.errors import QueueFull, ServerStopping
 from octavo.server.http import ClientGone, ErrorFormat, Receive, Reply, Scope, Send, header, read_body
-from octavo.server.limits import BodyShare, check_json
+from octavo.server.limits import BodyShare, check_constraint, check_json
 from octavo.server.metrics import RequestRecord
 from octavo.server.request_context import RequestContext, context_of
 
@@ -41,9 +43,10 @@ class Call:
         request_id: the client's where harmless, else a fresh one; in every answer's `X-Request-Id`.
         context: what its log line, its trace and its metrics know of it.
         timeout: seconds from its arrival that the request's own body gives it; set by the route's work.
+        renames: fields as the client wrote them, by the names that errors of the engine have.
     """
 
-    __slots__ = ("_releases", "body", "context", "reply", "request_id", "scope", "state", "timeout")
+    __slots__ = ("_releases", "body", "context", "renames", "reply", "request_id", "scope", "state", "timeout")
 
     def __init__(self, state: ServerState, scope: Scope, body: bytes, reply: Reply, context: RequestContext) -> None:
         self.state = state
@@ -54,6 +57,7 @@ class Call:
         self.context = context
         self._releases: list[Callable[[], None]] = []
         self.timeout: float | None = None
+        self.renames: dict[str, str] = {}
 
     @property
     def trace(self) -> Trace | None:
@@ -102,6 +106,25 @@ class Call:
     def identity(self) -> Identity:
         """Whom the request is from."""
         return identity_of(self.scope)
+
+    async def constrain(self, served: ServedModel, outputs: dict[str, Any] | None, field: str) -> None:
+        """Refuse what an answer cannot be held to, before the request waits for its turn.
+
+        Args:
+            served: the model that answers.
+            outputs: as `SamplingParams.structured_outputs`.
+            field: that asked for it; later errors of the engine are told by it too.
+
+        Raises:
+            InvalidRequest: it is too long, or cannot be compiled.
+            QueueFull: too much is being compiled.
+        """
+        if outputs is None:
+            return
+        self.renames["structured_outputs"] = field
+        kind, text = specification(outputs)
+        check_constraint(text, field, self.state.settings)
+        await self.state.grammar_check(served).check(kind, text, field)
 
     def admission(self, served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Admission:
         """The request's way into the engine: `async with` it around the generating.
@@ -206,7 +229,8 @@ class Exchange:
     async def _work(self, call: Call) -> None:
         reply = call.reply
         try:
-            await self.process(call)
+            with renamed_errors(call.renames):
+                await self.process(call)
         except asyncio.CancelledError:
             if not self._state.aborting:
                 raise

@@ -11,7 +11,7 @@ from octavo.server.errors import QueueFull
 from octavo.server.json_scan import scan
 from octavo.server.settings import ServerSettings
 
-__all__ = ["BodyBudget", "BodyShare", "check_json", "check_messages", "check_request"]
+__all__ = ["BodyBudget", "BodyShare", "check_constraint", "check_json", "check_messages", "check_request"]
 
 
 class BodyBudget:
@@ -100,6 +100,17 @@ def check_messages(messages: Sequence[Any] | None, settings: ServerSettings) -> 
     """
     if messages is not None and len(messages) > settings.max_messages:
         raise _too_much("messages", f"{len(messages)} are", "max_messages", settings.max_messages)
+
+
+def check_constraint(text: str, field: str, settings: ServerSettings) -> None:
+    """Refuse a schema, pattern, grammar or list of choices that is too long to be compiled.
+
+    Raises:
+        InvalidRequest: naming `field`.
+    """
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > settings.max_constraint_bytes:
+        raise _too_much(field, f"{size} bytes are", "max_constraint_bytes", settings.max_constraint_bytes)
 
 
 def check_request(

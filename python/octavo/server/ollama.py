@@ -96,6 +96,7 @@ async def chat(call: Call) -> None:
     set_keep_alive(call, served, idle_seconds)
     loading = time.monotonic_ns() - began
     params = request.sampling_params(served, call.sampling_defaults(served))
+    await call.constrain(served, params.structured_outputs, "format")
     messages = flatten(request.conversation)
     # As Ollama: an answer that has been begun is gone on with.
     begun = messages[-1]["role"] == "assistant" and bool(messages[-1]["content"])
@@ -126,6 +127,7 @@ async def generate(call: Call) -> None:
     set_keep_alive(call, served, idle_seconds)
     loading = time.monotonic_ns() - began
     params = request.sampling_params(served, call.sampling_defaults(served))
+    await call.constrain(served, params.structured_outputs, "format")
     prompt = await _prompt(served, request, request.prompt)
     served.check_length(prompt, "prompt")
 

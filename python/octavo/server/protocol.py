@@ -123,10 +123,14 @@ class SamplingFields(RequestBody, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    # Known and not supported: refused when they ask for something.
+    json_schema: Any = None  # llama.cpp's, as grammar
+    grammar: str | None = None
+    regex: str | None = None  # SGLang's, as ebnf
+    ebnf: str | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[TokenId] | None = None
+    # Known and not supported: refused when they ask for something.
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
     use_beam_search: bool | None = None
     logits_processors: list[Any] | None = None
@@ -135,9 +139,9 @@ class SamplingFields(RequestBody, kw_only=True):
         """As `RequestBody.check`."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: is allowed only together with stream: true", "stream_options")
-        for field in ("logit_bias", "bad_words", "allowed_token_ids", "use_beam_search", "logits_processors"):
+        for field in ("use_beam_search", "logits_processors"):
             if getattr(self, field):
-                raise unsupported(field, getattr(self, field), "this engine has no way to change single logits")
+                raise unsupported(field, getattr(self, field), "this engine draws one token after the other")
         if self.prompt_logprobs is not None:
             raise unsupported(
                 "prompt_logprobs", self.prompt_logprobs, "this engine computes no log probabilities of prompts"
@@ -189,22 +193,39 @@ class SamplingFields(RequestBody, kw_only=True):
         if asked == 0 and self.min_tokens:
             raise InvalidRequest(f"min_tokens: {self.min_tokens} is more than {field} (0)", "min_tokens")
         vocab_size = served.engine.model.vocab_size
-        for token in self.stop_token_ids or ():
-            if token >= vocab_size:
-                raise InvalidRequest(
-                    f"stop_token_ids: {token} is outside the vocabulary; ids go from 0 to {vocab_size - 1}",
-                    "stop_token_ids",
-                )
+        check_token_ids(self.stop_token_ids or (), vocab_size, "stop_token_ids")
+        values |= self._single_logits(served, vocab_size)
         constraint = output_constraint(self)
         if constraint is not None:
             if not served.constrains_output:
                 raise unsupported(
                     constraint.field, constraint.kind, "this engine cannot hold its output to a schema or grammar"
                 )
+            if self.min_tokens:
+                raise InvalidRequest(
+                    f"min_tokens: {self.min_tokens} cannot be promised together with {constraint.field}; leave one of "
+                    "them out",
+                    "min_tokens",
+                )
             values["structured_outputs"] = constraint.spec
         # The engine makes one token at least; a request for none is answered without it.
         values["max_tokens"] = max_tokens if asked is None else max(asked, 1)
         return SamplingParams(**values, logprobs=logprobs)
+
+    def _single_logits(self, served: ServedModel, vocab_size: int) -> dict[str, Any]:
+        """What changes logits of single tokens, as `SamplingParams` takes it."""
+        given = {field: getattr(self, field) for field in ("logit_bias", "bad_words", "allowed_token_ids")}
+        values = {field: value for field, value in given.items() if value or (value == [] and field != "bad_words")}
+        if values and not served.constrains_output:
+            field, value = next(iter(values.items()))
+            raise unsupported(field, value, "this engine has no way to change single logits")
+        if "logit_bias" in values:
+            biases = {_token_id(token): value for token, value in values["logit_bias"].items()}
+            check_token_ids(list(biases), vocab_size, "logit_bias")
+            values["logit_bias"] = biases
+        if "allowed_token_ids" in values:
+            check_token_ids(values["allowed_token_ids"], vocab_size, "allowed_token_ids")
+        return values
 
     def truncate(self, prompt: list[int], max_model_len: int, max_tokens: int | None) -> list[int]:
         """The part of a prompt that `truncate_prompt_tokens` keeps: its end, unless `truncation_side` is "right".
@@ -301,7 +322,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
             raise unsupported(
                 "tools",
                 f"{len(self.tools)} tools",
-                'this engine cannot hold its output to a call\'s form; tool_choice: "none" answers in text',
+                'this server writes no tool calls; tool_choice: "none" answers in text',
             )
 
     @property
@@ -452,6 +473,12 @@ def _short(value: object) -> str:
 def unsupported(field: str, value: object, reason: str) -> InvalidRequest:
     """The refusal of a field that would change the answer."""
     return InvalidRequest(f"{field}: {_short(value)} is not supported: {reason}; leave it out", field)
+
+
+def _token_id(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 11):
+        raise InvalidRequest(f"logit_bias: {_short(text)} is no token id; give numbers, as texts", "logit_bias")
+    return int(text)
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
 from octavo.server.compat import renamed_errors
-from octavo.server.constraints import JsonSchema, ResponseFormat
+from octavo.server.constraints import JsonSchema, ResponseFormat, constraint_field
 from octavo.server.errors import ResponseNotFound
 from octavo.server.exchange import Call, Exchange
 from octavo.server.generation import Answer, collect, pieces
@@ -125,7 +125,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
             raise unsupported(
                 "tools",
                 f"{len(self.tools)} tools",
-                'this engine cannot hold its output to a call\'s form; tool_choice: "none" answers in text',
+                'this server writes no tool calls; tool_choice: "none" answers in text',
             )
 
     def conversation_messages(self) -> list[dict[str, Any]]:
@@ -206,6 +206,8 @@ async def create_response(call: Call) -> None:
         params = request.sampling_params(
             served, max_tokens=None, logprobs=request.num_logprobs, defaults=call.sampling_defaults(served)
         )
+        field = constraint_field(request) or ""
+        await call.constrain(served, params.structured_outputs, _NAMES.get(field, field))
         effort = request.reasoning.effort if request.reasoning is not None else None
         prompt = await render(
             served,

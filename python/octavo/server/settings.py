@@ -37,6 +37,7 @@ _POSITIVE = (
     "max_stop_chars",
     "max_logit_bias",
     "max_bad_words",
+    "max_constraint_bytes",
     "max_engine_requests",
     "max_queue_requests",
     "max_queue_tokens",
@@ -79,6 +80,7 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
         max_stop_chars: characters of a stop text.
         max_logit_bias: entries of `logit_bias`.
         max_bad_words: entries of `bad_words`.
+        max_constraint_bytes: of a schema, pattern, grammar or list of choices that an answer is to be held to.
         metrics_public: `/metrics` answers without a key.
         allowed_hosts: names that a Host header may carry; empty for loopback names, addresses and the bound host.
         allowed_origins: pages that may ask from other origins; none by default.
@@ -110,6 +112,7 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     max_stop_chars: int = 256
     max_logit_bias: int = 1024
     max_bad_words: int = 128
+    max_constraint_bytes: int = 1 << 18
 
     metrics_public: bool = False
     allowed_hosts: tuple[str, ...] = ()

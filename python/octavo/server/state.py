@@ -10,6 +10,7 @@ from octavo._core import __version__
 from octavo.server.admission import AdmissionQueue, Concurrency, queue_of
 from octavo.server.auth import KeyRing
 from octavo.server.errors import EngineLoading, ServerStopping
+from octavo.server.grammar_check import GrammarCheck
 from octavo.server.http import Receive, wait_gone
 from octavo.server.limits import BodyBudget
 from octavo.server.metrics import Metrics
@@ -55,6 +56,7 @@ class ServerState:
         self.concurrency = Concurrency()
         self.bodies = BodyBudget(self.settings.max_bodies_bytes)
         self._queues: WeakKeyDictionary[Engine, AdmissionQueue] = WeakKeyDictionary()
+        self._grammar_checks: WeakKeyDictionary[Engine, GrammarCheck] = WeakKeyDictionary()
         self.metrics = Metrics(
             __version__, prefix=self.settings.metrics_prefix, old_names=self.settings.metrics_old_names
         )
@@ -81,6 +83,13 @@ class ServerState:
         if queue is None:
             queue = self._queues[served.engine] = queue_of(served.engine, self.settings)
         return queue
+
+    def grammar_check(self, served: ServedModel) -> GrammarCheck:
+        """What compiles the constraints that requests of a model bring."""
+        check = self._grammar_checks.get(served.engine)
+        if check is None:
+            check = self._grammar_checks[served.engine] = GrammarCheck(served.engine)
+        return check
 
     @property
     def models(self) -> list[ServedModel]:

@@ -155,7 +155,9 @@ class _Request:
         if request.params.truncate is not None:
             prompt = prompt[-request.params.truncate :]
         served.check_length(prompt, "inputs")
-        return cls(call, request, served, prompt, logprobs)
+        work = cls(call, request, served, prompt, logprobs)
+        await call.constrain(served, work.params.structured_outputs, "grammar")
+        return work
 
     @property
     def full_text(self) -> str:

@@ -1,0 +1,124 @@
+"""Constraints are compiled once, in threads, before the engine is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from octavo.errors import InvalidRequest
+from octavo.server import grammar_check
+from octavo.server.errors import QueueFull
+from octavo.server.grammar_check import GrammarCheck
+from octavo.text.fake_tokenizer import fake_tokenizer
+from server_fakes import FakeEngine
+
+
+class SlowVocabulary:
+    """Compiles while `go` is not set; specifications that say so are wrong."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.compiled: list[str] = []
+
+    def compile(self, kind: str, spec: str) -> None:
+        self.compiled.append(spec)
+        assert self.go.wait(20)
+        if "wrong" in spec:
+            raise InvalidRequest(f"{spec} at 3")
+        if "fault" in spec:
+            raise RuntimeError("a fault")
+
+
+@pytest.fixture
+def slow() -> tuple[GrammarCheck, SlowVocabulary]:
+    check: Any = GrammarCheck(FakeEngine())
+    check._tokenizer = SimpleNamespace(token_table=None)
+    check._vocabulary = SlowVocabulary()
+    return check, check._vocabulary
+
+
+def test_equal_ones_are_compiled_once_and_the_loop_runs_on(slow: tuple[GrammarCheck, SlowVocabulary]) -> None:
+    check, vocabulary = slow
+
+    async def main() -> list[Any]:
+        asked = [
+            asyncio.ensure_future(check.check("regex", spec, f"field{number}"))
+            for number, spec in enumerate(["a", "wrong", "a", "wrong"])
+        ]
+        longest, before = 0.0, time.monotonic()
+        for _ in range(50):
+            await asyncio.sleep(0.002)
+            longest, before = max(longest, time.monotonic() - before), time.monotonic()
+        assert longest < 0.5
+        # Who leaves takes nothing from who asked for the same.
+        asked[0].cancel()
+        vocabulary.go.set()
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        with pytest.raises(InvalidRequest, match="again: wrong at 3") as caught:
+            await check.check("regex", "wrong", "again")
+        assert caught.value.field == "again"
+        return found
+
+    found = asyncio.run(main())
+    assert [type(result) for result in found] == [asyncio.CancelledError, InvalidRequest, type(None), InvalidRequest]
+    assert [str(result) for result in (found[1], found[3])] == ["field1: wrong at 3", "field3: wrong at 3"]
+    assert sorted(vocabulary.compiled) == ["a", "wrong"]
+
+
+def test_kinds_are_told_apart_and_faults_are_not_remembered(slow: tuple[GrammarCheck, SlowVocabulary]) -> None:
+    check, vocabulary = slow
+    vocabulary.go.set()
+
+    async def main() -> None:
+        for kind in ("regex", "grammar", "regex"):
+            await check.check(kind, "a", "field")
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                await check.check("regex", "fault", "field")
+
+    asyncio.run(main())
+    assert vocabulary.compiled == ["a", "a", "fault", "fault"]
+
+
+def test_too_many_at_once(slow: tuple[GrammarCheck, SlowVocabulary], monkeypatch: pytest.MonkeyPatch) -> None:
+    check, vocabulary = slow
+    monkeypatch.setattr(grammar_check, "_MAX_PENDING", 3)
+    monkeypatch.setattr(grammar_check, "_MAX_KNOWN", 2)
+
+    async def main() -> None:
+        asked = [asyncio.ensure_future(check.check("regex", str(number), "field")) for number in range(3)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(QueueFull):
+            await check.check("regex", "4", "field")
+        same = asyncio.ensure_future(check.check("regex", "1", "field"))
+        vocabulary.go.set()
+        await asyncio.gather(*asked, same)
+        # Two are remembered.
+        for spec in ("4", "5", "4", "5", "0"):
+            await check.check("regex", spec, "field")
+
+    asyncio.run(main())
+    assert sorted(vocabulary.compiled) == ["0", "0", "1", "2", "4", "5"]
+
+
+def test_a_real_vocabulary() -> None:
+    engine: Any = FakeEngine()
+    engine.tokenizer = tokenizer = fake_tokenizer()
+    check = GrammarCheck(engine)
+    check._model = SimpleNamespace(vocab_size=len(tokenizer.vocabulary.tokens), eos_token_ids=tokenizer.eos_token_ids)
+
+    async def main() -> None:
+        await check.check("json", '{"type": "object"}', "field")
+        with pytest.raises(InvalidRequest, match=r"field: .*frob"):
+            await check.check("json", '{"type": "frob"}', "field")
+        # A model without an end cannot end an answer either.
+        endless = GrammarCheck(engine)
+        endless._model = SimpleNamespace(vocab_size=check._model.vocab_size, eos_token_ids=())
+        with pytest.raises(InvalidRequest, match="field: this model cannot be held to it"):
+            await endless.check("json_object", "", "field")
+
+    asyncio.run(main())
