@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 from octavo.cli.serve_plan import ServeOptions, ServePlan, plan_serve
@@ -16,6 +18,11 @@ from octavo.server import config_file
 from octavo.server.config_file import ModelPlan, divide_memory, populate, read_serve_file
 from octavo.server.settings import ServerSettings
 from registry_fakes import Engines, registry
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 WHOLE = """
 [server]
@@ -110,6 +117,7 @@ def test_what_the_command_line_names_goes_before_the_file(tmp_path: Path) -> Non
         ("[models.m]\nmodel = 3", r"models.m: Expected `str`, got `int` - at `\$.model`"),
         ("[models.m]\nmodel = 'x'\nblock_size = 7", "models.m.block_size: 7"),
         ("[models.m]\nmodel = 'x'\ndtype = 'int3'", r"models.m.*dtype"),
+        ("[models.m]\nmodel = 'x'\nkeep_alive = nan", "models.m.keep_alive: nan is no number of seconds"),
         ("[models.m]\nmodel = 'x'\nautostrat = true", "models.m.autostrat: .* did you mean autostart?"),
         ("[aliases]\na = 3", "aliases.a: 3 is neither a model nor a table"),
         ("[aliases]\na = { m = -1 }", "aliases.a: 'm' has the weight -1"),
@@ -174,6 +182,45 @@ def test_models_that_say_nothing_of_memory_share_it() -> None:
     assert divide_memory(models(3, kv_cache_memory=1 << 20)) == models(3, kv_cache_memory=1 << 20)
     assert divide_memory(models(2, gpu_memory_utilization=0.2)) == models(2, gpu_memory_utilization=0.2)
     assert parts(plan(["a", "b", "c"]).models) == [0.3, 0.3, 0.3]
+
+
+def test_the_file_of_all_keys_has_all_keys_and_their_defaults(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "deploy"
+    shown = (folder / "serve.toml").read_text(encoding="utf-8")
+    whole = re.sub(r"^#(?=[a-z_]+ = )", "", shown, flags=re.MULTILINE)
+    for text in (shown, whole):
+        made = plan([], written(tmp_path, text))
+        populate(registry(Engines()), made.models, made.aliases)
+        assert [model.id for model in made.models] == ["chat@v1", "chat@v2"]
+    tables = tomllib.loads(whole)
+    engine = set(EngineConfig.__struct_fields__) - {"model", "served_model_name"}
+    assert set(tables) == {"server", "defaults", "models", "aliases"}
+    assert set(tables["server"]) == {*config_file.LISTEN_FIELDS, *ServerSettings.__struct_fields__}
+    assert set(tables["defaults"]) == engine
+    own = set(config_file._ModelSection.__struct_fields__)
+    assert set(tables["models"]["chat@v1"]) == own
+    # A default that there is, is the one shown; of what has none an example is.
+    content, listening = read_serve_file(tmp_path / "serve.toml"), ServeOptions()
+    for key, value in {**content.listen, **content.settings}.items():
+        default = getattr(ServerSettings(), key, None)
+        if default is None:
+            default = getattr(listening, key, None)
+        assert value == default or default is None, key
+    for key in engine:
+        default = getattr(EngineConfig(model="m"), key)
+        assert default is None or tables["defaults"][key] == default, key
+    example = msgspec.json.decode(msgspec.json.encode(ModelPlan(id="m", config=EngineConfig(model="m"))))
+    for key in own - {"model", "keep_alive"}:
+        assert tables["models"]["chat@v1"][key] == example[key], key
+    assert "serve.toml" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_file_without_models(tmp_path: Path) -> None:
+    file = written(tmp_path, "[server]\nport = 8100")
+    with pytest.raises(ConfigError, match=r"serve.toml: has no models; .*\[models.NAME\].*model = ") as refused:
+        plan([], file)
+    assert str(file) in str(refused.value)
+    assert [model.id for model in plan(["demo"], file).models] == ["demo"]
 
 
 def test_the_documented_files_are_what_they_say(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def plan_serve(
 
     Raises:
         BadParameter: no model.
-        ConfigError: a name given twice, or a mistake in the file.
+        ConfigError: a name given twice, a mistake in the file, or no model in it.
     """
     names = config.served_model_name
     config = msgspec.structs.replace(config, served_model_name=())
@@ -91,6 +91,11 @@ def plan_serve(
         options = msgspec.structs.replace(options, **{key: listen[key] for key in LISTEN_FIELDS if key in listen})
         plans += content.models
         aliases = content.aliases
+    if not plans and file is not None:
+        raise ConfigError(
+            f'{file}: has no models; write [models.NAME] and model = "PATH" under it for each, or name one before it: '
+            "`octavo serve MODEL --config FILE`"
+        )
     if not plans:
         raise typer.BadParameter("no model is named; write `octavo serve MODEL`, or name a file with --config")
     if names:
