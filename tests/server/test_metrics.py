@@ -420,3 +420,52 @@ def test_variants_states_and_the_admin_listener() -> None:
     assert value("vllm:num_requests_running", model_name="idle", engine="0") is None
     assert value("octavo_http_requests_total", path="/admin/models", code="200") == 1
     assert value("octavo_http_requests_total", path="unmatched", code="401") == 1
+
+
+def test_series_of_removed_models_go_and_those_of_models_never_loaded_do_not_come() -> None:
+    server = Routed("m@v1", "m@v2", "other", *(f"~idle{number}" for number in range(20)))
+    try:
+        for name in ("m@v1", "m@v2", "m", "other"):
+            assert server.ask(name).status_code == 200
+        before = server.get("metrics").text
+        assert before.count("\n") < 2000
+        assert "idle1" in before
+        assert len([line for line in before.splitlines() if '"idle1"' in line]) < 10
+        server.do(server.registry.unload("m@v2", remove=True))
+        text = server.get("metrics").text
+        assert "v2" not in text
+        assert 'vllm:request_success_total{model_name="m",engine="v1",finished_reason="length"} 2.0' in text
+        assert 'octavo_requests_aborted_total{model_name="m"}' in text
+        server.registry.set_aliases({})
+        server.do(server.registry.unload("m@v1", remove=True))
+        server.do(server.registry.unload("other", remove=True))
+        text = server.get("metrics").text
+        assert '"m"' not in text
+        assert "other" not in text
+        # What comes back under the name begins anew.
+        server.admin("POST", "models/load", {"model": "other", "path": "other"})
+        assert server.ask("other").status_code == 200
+        text = server.get("metrics").text
+        assert 'vllm:request_success_total{model_name="other",engine="0",finished_reason="length"} 1.0' in text
+    finally:
+        server.stop()
+
+
+def test_a_scrape_of_one_model_is_small(client: openai.OpenAI, server: Running) -> None:
+    client.completions.create(model="fake", prompt=[72] * 20, max_tokens=10)
+    for path in ("health", "readyz", "metrics", "ping", "livez", "v1/models"):
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{server.url}/{path}", timeout=10).close()
+    plain = httpx.get(f"{server.url}/metrics", headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert len(plain.content) < 56_000
+    # Probes and scrapes are counted; how long they take fills no buckets.
+    assert 'octavo_http_requests_total{path="/readyz",code="200"}' in plain.text
+    assert 'octavo_http_request_duration_seconds_count{path="/v1/models"} 1.0' in plain.text
+    assert 'duration_seconds_count{path="/readyz"}' not in plain.text
+    packed = httpx.get(f"{server.url}/metrics", headers={"Accept-Encoding": "deflate, gzip;q=0.8"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert int(packed.headers["content-length"]) < 9_000
+    assert packed.text.count("\n") == plain.text.count("\n")
+    refused = httpx.get(f"{server.url}/metrics", headers={"Accept-Encoding": "gzip;q=0"})
+    assert "content-encoding" not in refused.headers

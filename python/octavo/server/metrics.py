@@ -32,6 +32,11 @@ _REQUEST_SECONDS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20,
     30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
+# Of what is there for each version or path beside those: enough to compare them by.
+_VARIANT_FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 40)
+_VARIANT_TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.075, 0.15, 0.3, 0.5, 1, 5)
+_VARIANT_REQUEST_SECONDS = (0.05, 0.1, 0.3, 0.5, 1, 2, 5, 10, 20, 40, 60, 120, 480)
+_HTTP_SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2.5, 10, 30, 60, 240)
 _TOKENS = (*(float(factor * 10**power) for power in range(6) for factor in (1, 2, 5)), 1e6)
 _ANSWERS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
@@ -184,7 +189,7 @@ class Metrics:
 
     Attributes:
         http_requests: by path template and status.
-        http_seconds: by path template.
+        http_seconds: by path template, of paths that are not asked for by machines every few seconds.
         client_disconnects: requests whose client went away.
         requests_aborted: by model: ended before their answer was complete.
         request_errors: by the error object's `code`.
@@ -271,9 +276,9 @@ class Metrics:
         ours("variant_prompt_tokens", "Prompt tokens, by version.", "counter", _VARIANT)
         ours("variant_generation_tokens", "Tokens generated, by version.", "counter", _VARIANT)
         for name, text, bounds in (
-            ("time_to_first_token", "From arrival to the first token, by version.", _FIRST_TOKEN_SECONDS),
-            ("time_per_output_token", "Mean time a token after the first, by version.", _TOKEN_SECONDS),
-            ("request_latency", "From arrival to the answer's end, by version.", _REQUEST_SECONDS),
+            ("time_to_first_token", "From arrival to the first token, by version.", _VARIANT_FIRST_TOKEN_SECONDS),
+            ("time_per_output_token", "Mean time a token after the first, by version.", _VARIANT_TOKEN_SECONDS),
+            ("request_latency", "From arrival to the answer's end, by version.", _VARIANT_REQUEST_SECONDS),
         ):
             ours(f"variant_{name}_seconds", text, "histogram", _VARIANT, bounds)
         self.http_requests = ours(
@@ -284,7 +289,7 @@ class Metrics:
             "From a request's head to its answer's end.",
             "histogram",
             ("path",),
-            _REQUEST_SECONDS,
+            _HTTP_SECONDS,
         )
         self.client_disconnects = ours("client_disconnects", "Requests whose client went away.", "counter")
         self.requests_aborted = ours(
@@ -330,6 +335,26 @@ class Metrics:
             series = self._variants[model_name, variant] = VariantSeries(self._families, model_name, variant)
         return series
 
+    def forget(self, model_name: str, engine: str, variant: str, *, last: bool) -> None:
+        """Drop the series of a model that is gone; a Prometheus takes that for what it is.
+
+        Args:
+            model_name: label.
+            engine: label.
+            variant: the model's id.
+            last: no other model has the label `model_name`.
+        """
+        self._models.pop((model_name, engine), None)
+        for key in [key for key in self._variants if key[1] == variant]:
+            del self._variants[key]
+        for family in self._families.values():
+            if family.label_names[:2] == _ENGINE:
+                family.drop(lambda values: values[:2] == (model_name, engine))
+            elif family.label_names[:2] == _VARIANT:
+                family.drop(lambda values: values[1] == variant)
+            elif last and family.label_names[:1] == ("model_name",):
+                family.drop(lambda values: values[0] == model_name)
+
     def expose(self, readings: Sequence[EngineReading]) -> bytes:
         """The text of `/metrics`.
 
@@ -356,7 +381,8 @@ class Metrics:
             families[name].clear()
         for reading in readings:
             labels = (reading.model_name, reading.engine)
-            self.model(*labels)
+            if reading.stats is not None:
+                self.model(*labels)
             families["model_state"].labels(*labels, reading.state).set(1)
             families["engine_restarts"].labels(*labels).set(reading.restarts)
             if reading.load_seconds is not None:

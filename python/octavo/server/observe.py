@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import time
 from collections.abc import MutableMapping, Sequence
@@ -91,7 +92,8 @@ class Observed:
         status = context.status or _CLIENT_CLOSED
         path = self.template(scope)
         metrics.http_requests.labels(path, str(status)).inc()
-        metrics.http_seconds.histogram(path).observe(time.monotonic() - context.arrival)
+        if path not in _QUIET:
+            metrics.http_seconds.histogram(path).observe(time.monotonic() - context.arrival)
         if context.error_code is not None:
             self._count_error(context, context.error_code)
         if self._state.settings.access_log:
@@ -145,7 +147,20 @@ class _Metrics:
         """`GET /metrics`, for Prometheus."""
         siblings = self._state.siblings
         text = await (exposition(self._state) if siblings is None else siblings.metrics())
-        return Response(text, 200, None, _TEXT_FORMAT)
+        headers = {"vary": "accept-encoding"}
+        # As every Prometheus asks for: a tenth of the bytes.
+        if _takes_gzip(request.headers.get("accept-encoding", "")):
+            text = await asyncio.to_thread(gzip.compress, text, 1)
+            headers["content-encoding"] = "gzip"
+        return Response(text, 200, headers, _TEXT_FORMAT)
+
+
+def _takes_gzip(accepted: str) -> bool:
+    for word in accepted.lower().split(","):
+        coding, _, quality = word.partition(";")
+        if coding.strip() == "gzip":
+            return quality.replace(" ", "").rstrip("0.") != "q="
+    return False
 
 
 async def exposition(state: ServerState, *, engines: bool = True) -> bytes:

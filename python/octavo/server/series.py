@@ -7,7 +7,7 @@ a tenth of all that a token costs. All of these are written and read in the even
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client.utils import floatToGoString
 
@@ -112,6 +112,12 @@ class Family:
     def inc(self, amount: float = 1) -> None:
         """Add to the one series of a family without labels."""
         self.labels().value += amount
+
+    def drop(self, matches: Callable[[Labels], bool]) -> None:
+        """Forget the series whose label values match; whoever still writes to one writes to nothing."""
+        for known in (self._values, self._histograms):
+            for values in [values for values in known if matches(values)]:
+                del known[values]
 
     def clear(self) -> None:
         """Forget all series."""

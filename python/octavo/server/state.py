@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from octavo._core import __version__
 from octavo.server.admission import AdmissionQueue, Concurrency, queue_of
 from octavo.server.auth import KeyRing
+from octavo.server.entry import ModelEntry
 from octavo.server.errors import EngineLoading, ServerStopping
 from octavo.server.grammar_check import GrammarCheck
 from octavo.server.http import Receive, wait_gone
@@ -63,6 +64,7 @@ class ServerState:
         endpoint = self.settings.otlp_traces_endpoint
         self.spans = None if endpoint is None else Spans(endpoint)
         self.registry = ModelRegistry(self.settings, start_engine)
+        self.registry.on_removal = self._forget
         self.siblings: Siblings | None = None
         self.draining = False
         self.stopped = asyncio.Event()
@@ -71,6 +73,10 @@ class ServerState:
         self._quiet = asyncio.Event()
         self._stopping = False
         self._aborting = False
+
+    def _forget(self, entry: ModelEntry) -> None:
+        last = all(other.name != entry.name for other in self.registry.entries)
+        self.metrics.forget(entry.name, self.metrics.engine_label(entry.name, entry.id), entry.id, last=last)
 
     def add(self, engine: ClosableEngine, names: Sequence[str] = ()) -> ServedModel:
         """Serve an engine that runs already under `names`, or its model's own name."""
