@@ -305,6 +305,10 @@ def test_the_log_names_models(server: Routed, caplog: pytest.LogCaptureFixture) 
         server.admin("POST", "models/swap", {"model": "m", "to": "slow", "wait": True})
         server.admin("POST", "models/load", {"model": "x", "path": "x?fail=1"})
         server.admin("PUT", "aliases/gpt", "slow")
+        # A line is written when the answer is on its way.
+        end = time.monotonic() + 5
+        while sum(record.name == "octavo.access" for record in caplog.records) < 4 and time.monotonic() < end:
+            time.sleep(0.01)
     assert re.search(r"the model slow is loaded \(0\.\d s\)", caplog.text)
     assert "m leads from `m@v1` to `slow`" in caplog.text
     assert "the model m@v1 is unloaded" in caplog.text

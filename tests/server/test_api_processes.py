@@ -197,7 +197,7 @@ def test_what_several_processes_cannot_do_is_refused() -> None:
     command = [sys.executable, "-m", "octavo", "serve", "fake", "--load-format", "fake", "--api-processes", "2"]
     result = subprocess.run([*command, "--admin-port", "0"], capture_output=True, text=True, timeout=30)
     assert result.returncode != 0
-    assert "admin_port" in result.stderr
+    assert "--admin-port" in result.stderr
     assert "--api-processes 2" in result.stderr
 
 
