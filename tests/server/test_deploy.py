@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import configparser
 import contextlib
+import functools
 import json
-import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,16 +19,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import octavo
 import openai
 import pytest
 import yaml
+from octavo.cli import _USAGE
+from octavo.cli.app import app
+from octavo.server import lifecycle
 from octavo.server.app import _MODULES
+from octavo.server.hosts import HostCheck, allowed_hosts
 from octavo.server.service_manager import notify
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from prometheus_client.parser import text_string_to_metric_families
 from server_fakes import FakeEngine
 from server_harness import Running
+from typer.main import get_command
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KEYWORDS = {"and", "or", "unless", "offset", "bool", "inf", "nan", "atan2", "start", "end"}
@@ -152,12 +165,19 @@ def test_keda_gets_one_number() -> None:
         assert " by" not in query
 
 
-def options_of_serve() -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "octavo", "serve", "--help"], capture_output=True, text=True, check=True,
-        env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
-    return done.stdout
+@functools.cache
+def options_of_serve() -> frozenset[str]:
+    return frozenset(name for option in get_command(app).commands["serve"].params for name in option.opts)
+
+
+def check_options(arguments: list[str]) -> None:
+    """All that begin with -- are options, and the command line takes them together."""
+    for argument in arguments:
+        if argument.startswith("--"):
+            assert argument.split("=")[0] in options_of_serve(), argument
+    # A model of that name is not looked for: what is checked is the line itself, to its end.
+    parsed = get_command(app).commands["serve"].make_context("serve", list(arguments))
+    assert parsed.params["models"]
 
 
 def option_value(arguments: list[str], name: str) -> str:
@@ -171,43 +191,219 @@ def server_paths() -> set[str]:
     return {route.path for module in _MODULES for route in module.routes(state)}
 
 
-def test_kubernetes() -> None:
+@pytest.fixture(scope="module")
+def manifest() -> dict[str, Any]:
+    """The documents of the Kubernetes file, by kind."""
     documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/octavo.yaml").read_text()))
-    assert [document["kind"] for document in documents] == [
-        "Deployment", "Service", "PersistentVolumeClaim", "PodDisruptionBudget",
-    ]  # fmt: skip
-    pod = documents[0]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    for argument in container["args"]:
-        if argument.startswith("--"):
-            assert re.search(rf"{argument.split('=')[0]}\b", options_of_serve()), argument
+    by_kind = {document["kind"]: document for document in documents}
+    assert sorted(by_kind) == ["PodDisruptionBudget", "Service", "StatefulSet"]
+    return by_kind
+
+
+def container_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    (container,) = manifest["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+def test_kubernetes(manifest: dict[str, Any]) -> None:
+    replicas = manifest["StatefulSet"]["spec"]
+    pod = replicas["template"]["spec"]
+    container = container_of(manifest)
+    assert container["command"] == ["octavo"]
+    assert container["args"][0] == "serve"
+    check_options(container["args"][1:])
+    assert option_value(container["args"], "--port") == str(container["ports"][0]["containerPort"])
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert container[probe]["httpGet"]["path"] in server_paths()
         assert container[probe]["httpGet"]["port"] == container["ports"][0]["name"]
     needed = sum(float(option_value(container["args"], name)) for name in ("--drain-delay", "--shutdown-timeout"))
-    assert pod["terminationGracePeriodSeconds"] > needed
+    # What ends without time of its own takes up to so much more.
+    assert pod["terminationGracePeriodSeconds"] >= needed + lifecycle._LAST_WORDS_S + 5
+    # A pod is taken off the endpoints when it is not ready, and is asked again that often.
+    assert float(option_value(container["args"], "--drain-delay")) >= container["readinessProbe"]["periodSeconds"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     mounts = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounts == {volume["name"] for volume in pod["volumes"]}
-    labels = documents[0]["spec"]["template"]["metadata"]["labels"]
-    for document in (documents[1]["spec"]["selector"], documents[3]["spec"]["selector"]["matchLabels"]):
-        assert document.items() <= labels.items()
+    claims = {claim["metadata"]["name"] for claim in replicas["volumeClaimTemplates"]}
+    assert mounts == claims | {volume["name"] for volume in pod["volumes"]}
+    labels = replicas["template"]["metadata"]["labels"]
+    for selector in (
+        replicas["selector"]["matchLabels"],
+        manifest["Service"]["spec"]["selector"],
+        manifest["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels.items()
+    # What is written goes to a volume, as nothing else can be written to.
+    places = tuple(mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly"))
+    for variable in container["env"]:
+        assert variable["name"] == "HF_TOKEN" or variable["value"].startswith(places)
 
 
-def test_systemd() -> None:
+def test_a_rollout_needs_no_second_gpu(manifest: dict[str, Any]) -> None:
+    """A Deployment with its default would start the new pod beside the old one, which has the GPU and the volume."""
+    replicas = manifest["StatefulSet"]["spec"]
+    assert replicas["updateStrategy"]["type"] == "RollingUpdate"
+    assert replicas["volumeClaimTemplates"][0]["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert container_of(manifest)["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_names_by_which_a_cluster_asks_are_taken(manifest: dict[str, Any]) -> None:
+    arguments = container_of(manifest)["args"]
+    given = [argument.partition("=")[2] for argument in arguments if argument.startswith("--allowed-hosts")]
+    allowed = allowed_hosts(given, option_value(arguments, "--host"), has_keys=True)
+    answered: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        answered.append(dict(scope["headers"])[b"host"].decode())
+
+    async def ask() -> None:
+        check = HostCheck(app, allowed)
+        for host in hosts:
+            await check({"type": "http", "http_version": "1.1", "headers": [(b"host", host.encode())]}, None, None)
+
+    service = manifest["Service"]["metadata"]["name"]
+    hosts = [
+        f"{service}:8000",
+        f"{service}.llm.svc.cluster.local",
+        "10.1.2.3:8000",
+        "[fd00::7]:8000",
+        "llm.example.com",
+    ]
+    asyncio.run(ask())
+    assert answered == hosts
+
+
+@pytest.mark.parametrize("path", ["kubernetes/ingress.yaml", "kubernetes/httproute.yaml"])
+def test_ways_in(path: str, manifest: dict[str, Any]) -> None:
+    (document,) = yaml.safe_load_all((DEPLOY / path).read_text())
+    (rule,) = document["spec"]["rules"]
+    port = manifest["Service"]["spec"]["ports"][0]
+    if document["kind"] == "HTTPRoute":
+        assert set(rule["timeouts"].values()) == {"0s"}
+        (prefix,) = (match["path"]["value"] for match in rule["matches"])
+        (backend,) = rule["backendRefs"]
+        assert backend == {"name": manifest["Service"]["metadata"]["name"], "port": port["port"]}
+    else:
+        annotations = document["metadata"]["annotations"]
+        assert annotations["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
+        size = int(annotations["nginx.ingress.kubernetes.io/proxy-body-size"].removesuffix("m")) << 20
+        assert size > ServerSettings().max_body_bytes
+        (found,) = rule["http"]["paths"]
+        prefix = found["path"]
+        service = found["backend"]["service"]
+        assert service == {"name": manifest["Service"]["metadata"]["name"], "port": {"name": port["name"]}}
+    let_in = {route for route in server_paths() if route.startswith(f"{prefix}/")}
+    assert {"/v1/chat/completions", "/v1/models"} <= let_in
+    assert not let_in & {"/metrics", "/health"}
+
+
+@pytest.mark.parametrize(
+    ("path", "endpoints"), [("servicemonitor", "endpoints"), ("podmonitor", "podMetricsEndpoints")]
+)
+def test_monitors_find_the_pods(path: str, endpoints: str, manifest: dict[str, Any]) -> None:
+    (document,) = yaml.safe_load_all((DEPLOY / f"prometheus/{path}.yaml").read_text())
+    (endpoint,) = document["spec"][endpoints]
+    assert endpoint["path"] in server_paths()
+    selected = manifest["Service"] if path == "servicemonitor" else manifest["StatefulSet"]["spec"]["template"]
+    assert document["spec"]["selector"]["matchLabels"].items() <= selected["metadata"]["labels"].items()
+    names = {port["name"] for port in manifest["Service"]["spec"]["ports"] + container_of(manifest)["ports"]}
+    assert {endpoint["port"]} == names
+
+
+def test_keda_scales_what_is_served(manifest: dict[str, Any]) -> None:
+    (document,) = yaml.safe_load_all((DEPLOY / "keda/scaledobject.yaml").read_text())
+    target = document["spec"]["scaleTargetRef"]
+    found = manifest[target["kind"]]
+    assert (target["apiVersion"], target["name"]) == (found["apiVersion"], found["metadata"]["name"])
+    name = option_value(container_of(manifest)["args"], "--served-model-name")
+    for query in queries_of("keda/scaledobject.yaml"):
+        assert re.findall(r'model_name="([^"]*)"', query) == [name]
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """Instructions and what follows them."""
+    text = re.sub(
+        r"\\\n", " ", re.sub(r"^\s*#.*\n", "", (DEPLOY / "docker/Dockerfile").read_text(), flags=re.MULTILINE)
+    )
+    return [(line.split()[0], line.split(None, 1)[1]) for line in text.splitlines() if line]
+
+
+def test_docker(manifest: dict[str, Any]) -> None:
+    instructions = dockerfile()
+    bases = [rest.split()[0] for name, rest in instructions if name == "FROM"]
+    assert all(re.fullmatch(r"[a-z]+:\d[\w.-]+", base) for base in bases), "every base has a tag"
+    cargo = tomllib.loads((DEPLOY.parent / "Cargo.toml").read_text())
+    assert bases[0].startswith(f"rust:{cargo['workspace']['package']['rust-version']}-")
+    # The extension links the C library of the stage that it was built in.
+    assert bases[1] == bases[2]
+    last = instructions[[name for name, _ in instructions].index("FROM", 5) :]
+    values: dict[str, list[str]] = {}
+    for name, rest in last:
+        values.setdefault(name, []).append(rest)
+    pod = manifest["StatefulSet"]["spec"]["template"]["spec"]["securityContext"]
+    assert values["USER"] == [f"{pod['runAsUser']}:{pod['runAsGroup']}"]
+    assert f"useradd --uid {pod['runAsUser']} " in " ".join(values["RUN"])
+    assert json.loads(values["ENTRYPOINT"][0]) == container_of(manifest)["command"]
+    command = json.loads(values["CMD"][0])
+    assert command[0] == "serve"
+    check_options(command[1:])
+    assert values["EXPOSE"] == [str(container_of(manifest)["ports"][0]["containerPort"])]
+    (pinned,) = re.findall(r"^TORCH \?= (\S+)$", (DEPLOY.parent / "Makefile").read_text(), re.MULTILINE)
+    assert values["ARG"] == [f"TORCH={pinned}"]
+    (maturin,) = (found for _, rest in instructions if (found := re.search(r"'(maturin[^']+)'", rest)))
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    assert [maturin[1]] == project["build-system"]["requires"]
+    assert re.search(r"\[otel\]", " ".join(values["RUN"]))
+    assert "otel" in project["project"]["optional-dependencies"]
+    # One variable of the image may be overruled by the manifest's, and they agree.
+    image = dict(pair.split("=") for pair in " ".join(values["ENV"]).split())
+    for variable in container_of(manifest)["env"]:
+        if variable["name"] in image:
+            assert variable["value"] == image[variable["name"]]
+    for text in (container_of(manifest)["image"], (DEPLOY / "docker/Dockerfile").read_text()):
+        assert set(re.findall(r"octavo:([\d.]+)", text)) == {octavo.__version__}
+
+
+def test_dockers_context_is_what_the_wheel_needs(tmp_path: Path) -> None:
+    root = DEPLOY.parent
+    lines = (DEPLOY / "docker/Dockerfile.dockerignore").read_text().splitlines()
+    taken = [line[1:] for line in lines if line.startswith("!")]
+    for name in taken:
+        if (root / name).is_dir():
+            ignored = shutil.ignore_patterns("*.so", "__pycache__")
+            shutil.copytree(root / name, tmp_path / name, symlinks=True, ignore=ignored)
+        else:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            shutil.copy(root / name, tmp_path / name)
+    command = ["cargo", "metadata", "--locked", "--offline", "--format-version", "1", "--no-deps"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["packages"]) == len(list(tmp_path.glob("**/Cargo.toml"))) - 1
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
+    for file in (project["readme"], *project["license-files"]):
+        assert (tmp_path / file).is_file()
+    assert (tmp_path / "python/octavo/kernels/__init__.py").is_file(), "through a link"
+
+
+def test_systemd(tmp_path: Path) -> None:
+    file = DEPLOY / "systemd/octavo.service"
     unit = configparser.ConfigParser(strict=False, interpolation=None, comment_prefixes="#")
     unit.optionxform = str
-    unit.read(DEPLOY / "systemd/octavo.service")
+    unit.read(file)
     words = shlex.split(unit["Service"]["ExecStart"])
     assert words[1] == "serve"
-    for word in words:
-        if word.startswith("--"):
-            assert re.search(rf"{word}\b", options_of_serve()), word
+    check_options(words[2:])
     needed = sum(float(option_value(words, name)) for name in ("--drain-delay", "--shutdown-timeout"))
-    assert float(unit["Service"]["TimeoutStopSec"]) > needed
+    assert float(unit["Service"]["TimeoutStopSec"]) >= needed + lifecycle._LAST_WORDS_S + 5
     assert unit["Service"]["Type"] == "notify"
+    assert unit["Service"]["RestartPreventExitStatus"] == str(_USAGE)
+    if shutil.which("systemd-analyze"):
+        # It looks for the program too.
+        own = tmp_path / "octavo.service"
+        own.write_text(file.read_text().replace(words[0], sys.executable))
+        done = subprocess.run(["systemd-analyze", "verify", own], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_nginx() -> None:
