@@ -15,24 +15,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import heapq
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
 from octavo.server.auth import PRIORITIES, Identity
+from octavo.server.deadline import Deadline
 from octavo.server.errors import ConcurrencyExceeded, QueueFull, QueueTimeout
+from octavo.server.fair_queue import ClassQueue, Ticket
 from octavo.server.settings import ServerSettings
 
 __all__ = [
     "Admission",
     "AdmissionQueue",
     "Concurrency",
-    "Deadline",
     "class_of",
     "engine_priority",
     "queue_of",
@@ -43,7 +42,6 @@ _WEIGHTS = {"high": 16.0, "normal": 4.0, "low": 1.0}
 # Of an answer's max_tokens, which most never reach; the rest is settled at the end.
 _EXPECTED_TOKENS = 1024
 _MIN_UNSTARTED = 16
-_MAX_TENANTS = 4096
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
@@ -77,175 +75,6 @@ class Concurrency:
             self._running.pop(identity.name, None)
 
 
-class Deadline:
-    """The end of a request's time: interrupts the wait for its next piece, never the sending of one.
-
-    Args:
-        at: on the loop's clock.
-
-    Attributes:
-        at: as given.
-        passed: whether it is over.
-    """
-
-    __slots__ = ("_handle", "_interrupted", "_waiting", "at", "passed")
-
-    def __init__(self, at: float) -> None:
-        self.at = at
-        self.passed = False
-        self._interrupted = False
-        self._waiting: asyncio.Task[Any] | None = None
-        self._handle = asyncio.get_running_loop().call_at(at, self._expire)
-
-    def _expire(self) -> None:
-        self.passed = True
-        if self._waiting is not None:
-            self._interrupted = True
-            self._waiting.cancel()
-
-    def begin_wait(self) -> bool:
-        """The current task is about to wait for what the deadline may interrupt; False when it is over already."""
-        if self.passed:
-            return False
-        self._waiting = asyncio.current_task()
-        return True
-
-    def end_wait(self) -> None:
-        """The wait is over."""
-        self._waiting = None
-
-    def interrupted(self) -> bool:
-        """Whether the cancellation just caught came from here; it then counts for nothing else."""
-        mine, self._interrupted = self._interrupted, False
-        if mine:
-            task = asyncio.current_task()
-            uncancel = getattr(task, "uncancel", None)  # from Python 3.11 on
-            if uncancel is not None:
-                uncancel()
-        return mine
-
-    def close(self) -> None:
-        """No longer needed."""
-        self._handle.cancel()
-
-
-class _Ticket:
-    """One prompt that waits for the engine, or is in it."""
-
-    __slots__ = ("answers", "cost", "entered", "left", "level", "number", "prompt_tokens", "started", "tenant", "turn")
-
-    def __init__(self, number: int, level: str, tenant: str, prompt_tokens: int, answers: int, cost: int) -> None:
-        self.number = number
-        self.level = level
-        self.tenant = tenant
-        self.prompt_tokens = prompt_tokens
-        self.answers = answers
-        self.cost = cost
-        self.entered = False
-        self.started = False
-        self.left = False
-        self.turn: asyncio.Future[None] | None = None
-
-
-class _Tenant:
-    """One tenant's requests of one class.
-
-    Attributes:
-        tag: the virtual time up to which it has been charged.
-        owed: tokens still to be charged (given back where negative), at its next turn.
-        waiting: tickets, first come first.
-        listed: whether it is in its class's heap.
-    """
-
-    __slots__ = ("listed", "owed", "tag", "waiting")
-
-    def __init__(self) -> None:
-        self.tag = 0.0
-        self.owed = 0
-        self.waiting: OrderedDict[int, _Ticket] = OrderedDict()
-        self.listed = False
-
-
-class _Class:
-    """All requests of one priority class: tenants in turn.
-
-    Attributes:
-        tag: the virtual time, over the classes, up to which it has been charged.
-        waiting: tickets.
-    """
-
-    def __init__(self, weight: float) -> None:
-        self.weight = weight
-        self.tag = 0.0
-        self.waiting = 0
-        self._virtual = 0.0
-        self._tenants: dict[str, _Tenant] = {}
-        self._heap: list[tuple[float, int, _Tenant]] = []
-        self._order = 0
-
-    def push(self, ticket: _Ticket) -> None:
-        """Add a ticket behind those of its tenant."""
-        tenant = self._tenants.get(ticket.tenant)
-        if tenant is None:
-            if len(self._tenants) >= _MAX_TENANTS:
-                self._forget_idle()
-            tenant = self._tenants[ticket.tenant] = _Tenant()
-        if not tenant.waiting:
-            # Who was away gets no credit for that.
-            tenant.tag = max(tenant.tag + tenant.owed, self._virtual)
-            tenant.owed = 0
-        tenant.waiting[ticket.number] = ticket
-        self.waiting += 1
-        if not tenant.listed:
-            self._list(tenant)
-
-    def remove(self, ticket: _Ticket) -> None:
-        """Forget a ticket that waits."""
-        del self._tenants[ticket.tenant].waiting[ticket.number]
-        self.waiting -= 1
-
-    def first(self) -> _Ticket | None:
-        """The ticket whose turn it is."""
-        while self._heap:
-            tag, _, tenant = self._heap[0]
-            if tenant.waiting and tag == tenant.tag:
-                return next(iter(tenant.waiting.values()))
-            # Its tickets were taken back since it was listed.
-            heapq.heappop(self._heap)
-            tenant.listed = False
-            if tenant.waiting:
-                self._list(tenant)
-        return None
-
-    def pop(self, ticket: _Ticket) -> None:
-        """Take the ticket that `first` gave, and charge its tenant."""
-        tag, _, tenant = heapq.heappop(self._heap)
-        tenant.listed = False
-        self.remove(ticket)
-        self._virtual = max(self._virtual, tag)
-        charge = max(1, ticket.cost + tenant.owed)
-        tenant.owed += ticket.cost - charge
-        tenant.tag += charge
-        if tenant.waiting:
-            self._list(tenant)
-
-    def settle(self, ticket: _Ticket, used: int) -> None:
-        """Charge what was used instead of what was expected."""
-        tenant = self._tenants.get(ticket.tenant)
-        if tenant is not None:
-            tenant.owed += used - ticket.cost
-
-    def _list(self, tenant: _Tenant) -> None:
-        self._order += 1
-        heapq.heappush(self._heap, (tenant.tag, self._order, tenant))
-        tenant.listed = True
-
-    def _forget_idle(self) -> None:
-        idle = [name for name, tenant in self._tenants.items() if not tenant.waiting and not tenant.listed]
-        for name in idle:
-            del self._tenants[name]
-
-
 class AdmissionQueue:
     """What waits for one model's engine.
 
@@ -265,7 +94,7 @@ class AdmissionQueue:
         self._unstarted_limit = unstarted_tokens
         self._max_requests = max_requests
         self._max_tokens = max_tokens
-        self._classes = {name: _Class(_WEIGHTS[name]) for name in PRIORITIES}
+        self._classes = {name: ClassQueue(_WEIGHTS[name]) for name in PRIORITIES}
         self._virtual = 0.0
         self._running = 0
         self._unstarted = 0
@@ -296,7 +125,7 @@ class AdmissionQueue:
             "timed_out": self._timed_out,
         }
 
-    def join(self, level: str, tenant: str, sizes: Sequence[int], answers: int, expected: int) -> list[_Ticket]:
+    def join(self, level: str, tenant: str, sizes: Sequence[int], answers: int, expected: int) -> list[Ticket]:
         """A ticket for each of a request's prompts; those that need not wait are entered.
 
         Args:
@@ -325,7 +154,7 @@ class AdmissionQueue:
         tickets = []
         for size in sizes:
             self._last_number += 1
-            ticket = _Ticket(self._last_number, level, tenant, size, answers, size + expected)
+            ticket = Ticket(self._last_number, level, tenant, size, answers, size + expected)
             queue.push(ticket)
             tickets.append(ticket)
         self._waiting += len(tickets)
@@ -333,7 +162,7 @@ class AdmissionQueue:
         self._dispatch()
         return tickets
 
-    async def turn(self, ticket: _Ticket) -> None:
+    async def turn(self, ticket: Ticket) -> None:
         """Wait until a ticket may enter the engine."""
         if not ticket.entered:
             ticket.turn = asyncio.get_running_loop().create_future()
@@ -348,7 +177,7 @@ class AdmissionQueue:
             self.expected_wait(),
         )
 
-    def started(self, ticket: _Ticket) -> None:
+    def started(self, ticket: Ticket) -> None:
         """A ticket's first token came."""
         ticket.started = True
         self._unstarted -= 1
@@ -356,7 +185,7 @@ class AdmissionQueue:
         if self._waiting:
             self._dispatch()
 
-    def leave(self, ticket: _Ticket, used: int) -> None:
+    def leave(self, ticket: Ticket, used: int) -> None:
         """A ticket's answers are complete, or it is taken back; more than once is once.
 
         Args:
@@ -407,7 +236,7 @@ class AdmissionQueue:
             if ticket.turn is not None and not ticket.turn.done():
                 ticket.turn.set_result(None)
 
-    def _has_room(self, ticket: _Ticket) -> bool:
+    def _has_room(self, ticket: Ticket) -> bool:
         if not self._running:
             return True
         if self._running + ticket.answers > self._capacity:
@@ -471,7 +300,7 @@ class Admission:
         self.deadline: Deadline | None = None
         self.waited = 0.0
         self._began = 0.0
-        self._tickets: list[_Ticket] = []
+        self._tickets: list[Ticket] = []
         self._used: list[int] = []
 
     async def __aenter__(self) -> Admission:

@@ -11,7 +11,8 @@ import msgspec
 
 from octavo.engine.outputs import OutputDelta, TokenLogprobs
 from octavo.sampling_params import SamplingParams
-from octavo.server.admission import Admission, Deadline
+from octavo.server.admission import Admission
+from octavo.server.deadline import Deadline
 from octavo.server.metrics import RequestRecord
 from octavo.server.served import ServedModel
 
