@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octavo.cli.help import GroupedHelp
 from octavo.cli.options import engine_options
-from octavo.cli.server_options import server_options
+from octavo.cli.server_options import LOGS, MODELS, SECURITY, server_options
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
@@ -37,6 +38,18 @@ _BENCH_HELP = (
     "`octavo bench list` says what each measures."
 )
 
+_SERVE_EPILOG = """Examples:
+  octavo serve demo
+  octavo serve Qwen/Qwen3-0.6B --served-model-name qwen --max-model-len 8192
+  octavo serve chat@v1=/models/first chat@v2=/models/second
+  octavo serve --config serve.toml
+  octavo serve demo --host 0.0.0.0 --api-key-file keys --log-format json
+
+Exit codes:
+  0  after SIGTERM, SIGINT, or SIGHUP of a terminal that was closed
+  1  it cannot serve: a model or a file is refused, a port is taken, keys are missing
+  2  the command line is wrong"""
+
 
 def _print_version(asked: bool) -> None:
     if asked:
@@ -55,7 +68,7 @@ def _root(
     pass
 
 
-@app.command()
+@app.command(cls=GroupedHelp, epilog=_SERVE_EPILOG)
 @engine_options
 @server_options
 def serve(
@@ -102,25 +115,35 @@ def serve(
             min=0,
             max=65535,
             help="Load, unload and swap models through a listener of its own, with the key of OCTAVO_ADMIN_KEY.",
-            rich_help_panel="Models",
+            rich_help_panel=MODELS,
         ),
     ] = None,
     admin_host: Annotated[
-        str, typer.Option("--admin-host", help="Address of that listener.", rich_help_panel="Models")
+        str, typer.Option("--admin-host", help="Address of that listener.", rich_help_panel=MODELS)
     ] = "127.0.0.1",
-    uvicorn_log_level: Annotated[
-        str, typer.Option("--uvicorn-log-level", help="critical, error, warning, info, debug or trace.")
-    ] = "warning",
     log_format: Annotated[
-        str, typer.Option("--log-format", help="json, console, or auto: console on a terminal.")
+        str,
+        typer.Option(
+            "--log-format", help="json, console, or auto: console on a terminal, else json.", rich_help_panel=LOGS
+        ),
     ] = "auto",
-    log_level: Annotated[str, typer.Option("--log-level", help="critical, error, warning, info or debug.")] = "info",
+    log_level: Annotated[
+        str, typer.Option("--log-level", help="critical, error, warning, info or debug.", rich_help_panel=LOGS)
+    ] = "info",
+    uvicorn_log_level: Annotated[
+        str,
+        typer.Option(
+            "--uvicorn-log-level",
+            help="Of the HTTP library: critical, error, warning, info, debug or trace.",
+            rich_help_panel=LOGS,
+        ),
+    ] = "warning",
     api_key_file: Annotated[
         str | None,
         typer.Option(
             "--api-key-file",
             help="File of API keys, `NAME KEY [OPTION=VALUE ...]` a line; read again when it changes.",
-            rich_help_panel="Security",
+            rich_help_panel=SECURITY,
         ),
     ] = None,
     api_key: Annotated[
@@ -128,12 +151,12 @@ def serve(
         typer.Option(
             "--api-key",
             help="An API key; may be repeated. Others on this machine can see it: prefer a file or OCTAVO_API_KEY.",
-            rich_help_panel="Security",
+            rich_help_panel=SECURITY,
         ),
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Answer other machines without API keys.", rich_help_panel="Security"),
+        typer.Option("--insecure", help="Answer other machines without API keys.", rich_help_panel=SECURITY),
     ] = False,
 ) -> None:
     """Serve models over the OpenAI API."""
@@ -161,7 +184,7 @@ def serve(
     serve_command(models or [], config_file, config, settings, options, given)
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @engine_options
 def run(
     model: Model,
@@ -192,7 +215,7 @@ def run(
     run_command(config, prompt, raw, system, sampling)
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @engine_options
 def chat(
     model: Model,
@@ -217,7 +240,7 @@ def chat(
     chat_command(config, system, sampling)
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @engine_options
 def plan(
     model: Model,
@@ -230,7 +253,7 @@ def plan(
     plan_command(config, json)
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @engine_options
 def bench(
     name: Annotated[str, typer.Argument(help=_BENCH_HELP)],

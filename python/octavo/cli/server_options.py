@@ -12,14 +12,14 @@ import typer
 if TYPE_CHECKING:
     from octavo.server.settings import ServerSettings
 
-__all__ = ["given_server_settings", "server_options"]
+__all__ = ["LOGS", "MODELS", "SECURITY", "given_server_settings", "server_options"]
 
-_LOGS = "Logs, metrics and traces"
-_SECURITY = "Security"
+LOGS = "Logs, metrics and traces"
+SECURITY = "Security"
 _LIMITS = "Limits of a request"
 _LOAD = "Load"
 
-_MODELS = "Models"
+MODELS = "Models"
 _SIZES = ("model_memory",)
 
 _LIST = list[str] | None
@@ -33,7 +33,7 @@ def _option(panel: str, field: str, kind: Any, default: Any, *names: str, text: 
 
 _OPTIONS = (
     _option(
-        _MODELS,
+        MODELS,
         "generation_config",
         str,
         "auto",
@@ -41,7 +41,7 @@ _OPTIONS = (
         text="auto: what requests leave open is as the model's makers recommend; vllm: as OpenAI says.",
     ),
     _option(
-        _MODELS,
+        MODELS,
         "override_generation_config",
         str,
         "",
@@ -57,7 +57,7 @@ _OPTIONS = (
         text="Seconds of silence after which a stream sends a comment, so that proxies keep it; 0 for never.",
     ),
     _option(
-        _LOGS,
+        LOGS,
         "access_log",
         bool,
         True,
@@ -66,7 +66,7 @@ _OPTIONS = (
         text="Log a line a request, without prompts.",
     ),
     _option(
-        _LOGS,
+        LOGS,
         "log_prompts",
         int,
         0,
@@ -74,7 +74,7 @@ _OPTIONS = (
         text="Put so many characters of each request's body, prompts among them, in its line.",
     ),
     _option(
-        _LOGS,
+        LOGS,
         "metrics_prefix",
         str,
         "vllm:",
@@ -82,7 +82,7 @@ _OPTIONS = (
         text="Prefix of the metrics that vLLM has too; octavo_ gives all metrics one prefix.",
     ),
     _option(
-        _LOGS,
+        LOGS,
         "metrics_old_names",
         bool,
         False,
@@ -90,7 +90,7 @@ _OPTIONS = (
         text="Show metrics that vLLM renamed under their old names as well.",
     ),
     _option(
-        _LOGS,
+        LOGS,
         "otlp_traces_endpoint",
         str | None,
         None,
@@ -98,7 +98,7 @@ _OPTIONS = (
         text="OpenTelemetry collector that gets a span a request, such as http://localhost:4318/v1/traces.",
     ),
     _option(
-        _SECURITY,
+        SECURITY,
         "metrics_public",
         bool,
         False,
@@ -106,7 +106,7 @@ _OPTIONS = (
         text="Let /metrics answer without an API key.",
     ),
     _option(
-        _SECURITY,
+        SECURITY,
         "allowed_hosts",
         _LIST,
         None,
@@ -114,7 +114,7 @@ _OPTIONS = (
         text="Name that a Host header may carry, such as llm.example.com, *.example.com or *; may be repeated.",
     ),
     _option(
-        _SECURITY,
+        SECURITY,
         "allowed_origins",
         _LIST,
         None,
@@ -122,11 +122,11 @@ _OPTIONS = (
         text="Origin whose pages may ask, such as https://chat.example.com; may be repeated. None by default.",
     ),
     _option(
-        _SECURITY, "allowed_methods", _LIST, None, "--allowed-methods", text="That such pages may use: GET and POST."
+        SECURITY, "allowed_methods", _LIST, None, "--allowed-methods", text="That such pages may use: GET and POST."
     ),
-    _option(_SECURITY, "allowed_headers", _LIST, None, "--allowed-headers", text="That such pages may send: any."),
+    _option(SECURITY, "allowed_headers", _LIST, None, "--allowed-headers", text="That such pages may send: any."),
     _option(
-        _SECURITY,
+        SECURITY,
         "allow_credentials",
         bool,
         False,
@@ -134,12 +134,12 @@ _OPTIONS = (
         text="Let such pages send cookies and logins.",
     ),
     _option(
-        _SECURITY, "root_path", str, "", "--root-path", text="Path under which a proxy shows the server, such as /llm."
+        SECURITY, "root_path", str, "", "--root-path", text="Path under which a proxy shows the server, such as /llm."
     ),
-    _option(_SECURITY, "ssl_certfile", str | None, None, "--ssl-certfile", text="PEM file of the certificate chain."),
-    _option(_SECURITY, "ssl_keyfile", str | None, None, "--ssl-keyfile", text="PEM file of the certificate's key."),
+    _option(SECURITY, "ssl_certfile", str | None, None, "--ssl-certfile", text="PEM file of the certificate chain."),
+    _option(SECURITY, "ssl_keyfile", str | None, None, "--ssl-keyfile", text="PEM file of the certificate's key."),
     _option(
-        _SECURITY,
+        SECURITY,
         "ssl_ca_certs",
         str | None,
         None,
@@ -147,7 +147,7 @@ _OPTIONS = (
         text="PEM file; clients must show a certificate that one of these has signed.",
     ),
     _option(
-        _SECURITY,
+        SECURITY,
         "share_prefix_cache",
         bool,
         False,
@@ -221,7 +221,7 @@ _OPTIONS = (
         text="Seconds of a request; one that waits is then refused, one that generates ends with what it has.",
     ),
     _option(
-        _MODELS,
+        MODELS,
         "autoload",
         bool,
         True,
@@ -229,16 +229,16 @@ _OPTIONS = (
         text="Load a known model when a request asks for it.",
     ),
     _option(
-        _MODELS,
+        MODELS,
         "model_load_wait",
         float,
         60.0,
         "--model-load-wait",
         text="Seconds that a request waits for its model to be loaded; 0 refuses it at once with 503.",
     ),
-    _option(_MODELS, "model_load_timeout", float, 1800.0, "--model-load-timeout", text="Seconds that a load may take."),
+    _option(MODELS, "model_load_timeout", float, 1800.0, "--model-load-timeout", text="Seconds that a load may take."),
     _option(
-        _MODELS,
+        MODELS,
         "model_drain_timeout",
         float,
         300.0,
@@ -246,7 +246,7 @@ _OPTIONS = (
         text="Seconds that running requests get when their model is unloaded.",
     ),
     _option(
-        _MODELS,
+        MODELS,
         "idle_unload",
         float | None,
         None,
@@ -254,7 +254,7 @@ _OPTIONS = (
         text="Unload a model after so many seconds without requests.",
     ),
     _option(
-        _MODELS,
+        MODELS,
         "max_loaded_models",
         int | None,
         None,
@@ -262,7 +262,7 @@ _OPTIONS = (
         text="Models loaded at once; the least recently used makes room.",
     ),
     _option(
-        _MODELS,
+        MODELS,
         "model_memory",
         str | None,
         None,
