@@ -38,6 +38,7 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_FORMAT = "output_config.format"
 # What a model thought before an answer is not needed to go on from that answer.
 _THOUGHTS = ("thinking", "redacted_thinking")
 
@@ -64,6 +65,19 @@ class Thinking(msgspec.Struct, kw_only=True):
 
     type: str
     budget_tokens: int | None = None
+
+
+class OutputFormat(msgspec.Struct, kw_only=True):
+    """`output_config.format`."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """`output_config`."""
+
+    format: OutputFormat | None = None
 
 
 class CountTokensRequest(RequestBody, kw_only=True):
@@ -115,6 +129,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
     metadata: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # its name before
     mcp_servers: list[Any] | None = None
 
     def check(self) -> None:
@@ -125,16 +141,24 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         if self.mcp_servers:
             raise unsupported("mcp_servers", f"{len(self.mcp_servers)} servers", "this server calls no other")
 
+    @property
+    def held_to(self) -> OutputFormat | None:
+        """What the answer is held to."""
+        own = None if self.output_config is None else self.output_config.format
+        return self.output_format if own is None else own
+
     def sampling_params(self, served: ServedModel, defaults: Mapping[str, Any]) -> SamplingParams:
         """As `SamplingFields.sampling_params`."""
-        fields = {
+        fields: dict[str, Any] = {
             "max_tokens": self.max_tokens,
             "stop": self.stop_sequences,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
         }
-        with renamed_errors({"stop": "stop_sequences"}):
+        if self.held_to is not None:
+            fields["response_format"] = {"type": "json_schema", "schema": self.held_to.schema}
+        with renamed_errors({"stop": "stop_sequences", "response_format": _FORMAT}):
             return convert(ChatCompletionRequest, fields).sampling_params(
                 served, max_tokens=None, logprobs=None, defaults=defaults
             )
@@ -194,6 +218,7 @@ async def messages(call: Call) -> None:
     user = (request.metadata or {}).get("user_id")
     served = await call.route(request.model, user=user)
     params = request.sampling_params(served, call.sampling_defaults(served))
+    await call.constrain(served, params.structured_outputs, _FORMAT)
     prompt = await _prompt(call, served, request)
     served.check_length(prompt, "messages")
     record = call.record(served, len(prompt))

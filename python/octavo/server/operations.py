@@ -103,7 +103,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/messages"): Operation(
         "Anthropic",
         "Answer a conversation (Messages API)",
-        f"For clients of Anthropic's API: text in, text out. {_STREAMS}.",
+        f"For clients of Anthropic's API: text in, text out. {_STREAMS}. `output_config.format` holds the answer to a "
+        "JSON schema.",
         MessagesRequest,
         "Message",
         EVENTS,
