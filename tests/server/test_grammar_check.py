@@ -8,13 +8,24 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from octavo.errors import InvalidRequest
+from octavo.sampling_params import SamplingParams
 from octavo.server import grammar_check
+from octavo.server.constraints import constraint_field, specification
 from octavo.server.errors import QueueFull
 from octavo.server.grammar_check import GrammarCheck
+from octavo.server.protocol import CompletionRequest, decode
+from octavo.server.served import ServedModel
 from octavo.text.fake_tokenizer import fake_tokenizer
 from server_fakes import FakeEngine
+
+
+class Panic(BaseException):
+    """As an extension module's: no Exception."""
 
 
 class SlowVocabulary:
@@ -31,6 +42,8 @@ class SlowVocabulary:
             raise InvalidRequest(f"{spec} at 3")
         if "fault" in spec:
             raise RuntimeError("a fault")
+        if "panic" in spec:
+            raise Panic
 
 
 @pytest.fixture
@@ -79,9 +92,14 @@ def test_kinds_are_told_apart_and_faults_are_not_remembered(slow: tuple[GrammarC
         for _ in range(2):
             with pytest.raises(RuntimeError):
                 await check.check("regex", "fault", "field")
+        with pytest.raises(RuntimeError, match="the compiler of constraints failed"):
+            await check.check("regex", "panic", "field")
+        with pytest.raises(InvalidRequest) as caught:
+            await check.check("regex", "wrong" * 1000, "field")
+        assert len(str(caught.value)) < 700
 
     asyncio.run(main())
-    assert vocabulary.compiled == ["a", "a", "fault", "fault"]
+    assert vocabulary.compiled == ["a", "a", "fault", "fault", "panic", "wrong" * 1000]
 
 
 def test_too_many_at_once(slow: tuple[GrammarCheck, SlowVocabulary], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,3 +140,35 @@ def test_a_real_vocabulary() -> None:
             await endless.check("json_object", "", "field")
 
     asyncio.run(main())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "json", "schema"]), inner),
+    max_leaves=6,
+)
+FIELDS = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "json_schema", "grammar", "regex", "ebnf", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens",
+)  # fmt: skip
+
+
+@given(fields=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=2))
+@example(fields={"response_format": {"type": "json_schema", "schema": {"type": "\ud800"}}})
+@example(fields={"structured_outputs": {"json": "[]"}})
+@example(fields={"structured_outputs": {"json": True}})
+@example(fields={"structured_outputs": {"choice": []}})
+def test_whatever_is_sent_is_understood_or_refused(fields: dict[str, Any]) -> None:
+    served = ServedModel(FakeEngine(constrains_output=True))
+    try:
+        request = decode(CompletionRequest, msgspec.json.encode({"prompt": "x", **fields}))
+        params = request.sampling_params(served, max_tokens=5, logprobs=None)
+    except (InvalidRequest, UnicodeEncodeError):
+        return
+    # As it goes to the engine's process.
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+    assert (params.structured_outputs is None) == (constraint_field(request) is None)
+    if params.structured_outputs is not None:
+        kind, text = specification(params.structured_outputs)
+        assert kind in ("json", "regex", "choice", "grammar", "json_object")
+        assert isinstance(text, str)

@@ -20,6 +20,7 @@ __all__ = ["GrammarCheck"]
 
 _MAX_KNOWN = 1024
 _MAX_PENDING = 64
+_MAX_MESSAGE = 600
 # The compiler releases the interpreter's lock; two of them leave the loop and the text threads a core.
 _threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-grammar-check")
 
@@ -91,9 +92,14 @@ class GrammarCheck:
         try:
             self._made_vocabulary().compile(kind, text)
         except InvalidRequest as error:
-            return str(error)
+            return _short(str(error))
         except ModelError as error:
-            return f"this model cannot be held to it ({error})"
+            return f"this model cannot be held to it ({_short(str(error))})"
+        except Exception:
+            raise
+        except BaseException as error:
+            # A panic, which is no Exception and would end the connection without an answer.
+            raise RuntimeError("the compiler of constraints failed") from error
         return None
 
     def _made_vocabulary(self) -> Vocabulary:
@@ -105,3 +111,8 @@ class GrammarCheck:
                 table = self._tokenizer.token_table(size)
                 self._vocabulary = Vocabulary(table, sorted(self._model.eos_token_ids), size)
             return self._vocabulary
+
+
+def _short(message: str) -> str:
+    """A message that may quote a whole pattern or grammar."""
+    return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
