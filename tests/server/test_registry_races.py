@@ -204,6 +204,42 @@ def test_numbers_of_versions_are_given_once() -> None:
     run(work())
 
 
+def test_what_a_command_is_about_to_load_is_not_made_another_model() -> None:
+    async def work() -> None:
+        engines = Engines()
+        models = registry(engines, "x@v1", "x@v2=x@v2?load=0.1", "m@v1", "m@v2")
+        for name in ("x", "m"):
+            await models.load(name)
+        # The second of these waits for the first, for a known model and for a new one.
+        swaps = [asyncio.ensure_future(models.swap("x", "x@v2"))]
+        swaps.append(asyncio.ensure_future(models.swap("m", "m@v2")))
+        await asyncio.sleep(0)
+        for id in ("x@v2", "m@v2"):
+            with pytest.raises(ConfigError, match=f"`{id}` is about to be loaded with other settings"):
+                await models.load(id, EngineConfig(model="another"))
+        await asyncio.gather(*swaps)
+        first = models.load("new", EngineConfig(model="one"), tentative=True)
+        second = models.load("new", EngineConfig(model="two"), tentative=True)
+        done = await asyncio.gather(first, second, return_exceptions=True)
+        assert isinstance(done[1], ConfigError)
+        assert models.find("new").config == EngineConfig(model="one")
+        assert sorted(engines.open) == ["m@v2", "one", "x@v2"]
+
+    run(work())
+
+
+def test_a_model_is_not_given_the_name_of_an_alias() -> None:
+    async def work() -> None:
+        models = registry(Engines(), "m@v1")
+        for name in ("m", "chat"):
+            models.set_alias(name, {"m@v1": 1})
+            with pytest.raises(ConfigError, match=f"`{name}` is an alias of `m@v1`, .* such as `{name}@2`"):
+                await models.load(name, EngineConfig(model="x"))
+        assert models.names == ["m@v1", "m", "chat"]
+
+    run(work())
+
+
 # -------------------------------------------------------- loads that fail
 
 

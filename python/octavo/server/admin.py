@@ -74,7 +74,8 @@ class AdminKeys(KeyRing):
         keys = list(presented)
         own = super().find(keys)
         if own is not None:
-            return msgspec.structs.replace(own, scopes=frozenset(("admin",)))
+            name = own.name.replace("environment", "admin")
+            return msgspec.structs.replace(own, name=name, tenant=name, scopes=frozenset(("admin",)))
         return self._others.find(keys) if self._others.required else None
 
 

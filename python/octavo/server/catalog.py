@@ -129,11 +129,17 @@ class Catalog:
             on_request: a request may have it loaded before it was loaded once.
 
         Raises:
-            ConfigError: no name, too many models, or one of this id is loaded with other settings, or was another.
+            ConfigError: no name, an alias, too many models, or one of this id that is loaded with other settings or is
+                about to be, or was another model.
         """
         check_name(id, "model")
         entry = self._entries.get(id)
         if entry is None:
+            if id in self._aliases:
+                raise ConfigError(
+                    f"model: `{id}` is an alias of {quoted(self._aliases[id].weights)}, which would hide a model of "
+                    f"that id; give it a version, such as `{self._next_version(id)}`"
+                )
             if len(self._entries) >= _MAX_MODELS:
                 raise ConfigError(f"model: {_MAX_MODELS} models are known; remove one before adding `{id}`")
             entry = self._entries[id] = ModelEntry(id, config, keep_alive=keep_alive, pinned=pinned)
@@ -145,6 +151,11 @@ class Catalog:
                 raise ConfigError(
                     f"model: `{id}` has answered from another model; give this one a version of its own, such as "
                     f"`{self._next_version(entry.name)}`, or remove that one first"
+                )
+            if entry.undo is not None or entry.claims:
+                raise ConfigError(
+                    f"model: `{id}` is about to be loaded with other settings; wait for that, or give this one another "
+                    f"version, such as `{self._next_version(entry.name)}`"
                 )
             if entry.state not in (ModelState.UNLOADED, ModelState.FAILED):
                 raise ConfigError(

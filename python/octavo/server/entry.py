@@ -84,6 +84,7 @@ class ModelEntry:
         served: it has answered, or could have: from then on its id stands for this model.
         loads_on_request: a request that names it may have it loaded; one that was given at run time and never loaded
             waits for whoever gave it.
+        claims: swaps under way that are to put it up.
         undo: takes back what made it known, should its first load come to nothing.
         created: Unix time at which it was registered.
         loaded_at: Unix time at which the engine was ready; None while there is none.
@@ -120,6 +121,7 @@ class ModelEntry:
         self.removed = False
         self.served = False
         self.loads_on_request = True
+        self.claims = 0
         self.undo: Callable[[], None] | None = None
         self._failures = 0
         self._drain_ends = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import html
 import re
@@ -74,7 +75,9 @@ def _may_unload(call: Call) -> bool:
 def set_keep_alive(call: Call, served: ServedModel, seconds: float | None) -> None:
     """Heed a request's `keep_alive` where the client may decide such things; else it is only a wish."""
     if seconds is not None and _may_unload(call):
-        call.state.registry.set_keep_alive(served.version, seconds)
+        # A model that was removed meanwhile answers what it has begun.
+        with contextlib.suppress(ModelNotServed):
+            call.state.registry.set_keep_alive(served.version, seconds)
 
 
 async def load_or_unload(call: Call, name: str, seconds: float | None, empty: dict[str, Any]) -> None:

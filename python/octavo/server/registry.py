@@ -280,6 +280,7 @@ class ModelRegistry(Loads):
             entry = self.register(to, config, tentative=True, on_request=False, **options)
         if self._serves(entry):
             return self._flip(name, before, to, replace)
+        entry.claims += 1
         try:
             async with self._loading_swap:
                 self._swap_under_way = to, [id for id in before if id not in after]
@@ -289,6 +290,7 @@ class ModelRegistry(Loads):
                 finally:
                     self._swap_under_way = None
         finally:
+            entry.claims -= 1
             # Only where its load was never begun: else that has done so, or will.
             if entry.loading is None:
                 self._come_to_nothing(entry)
