@@ -19,9 +19,9 @@ from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams
-from octavo.server.connection import ChunkSender
 from octavo.server.lifecycle import serve
 from octavo.server.listen import bind
+from octavo.server.request_cycle import ChunkSender
 from octavo.server.request_record import RequestRecord
 from octavo.server.state import ServerState
 from server_fakes import FakeEngine

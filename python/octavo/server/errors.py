@@ -20,15 +20,19 @@ __all__ = [
     "ConcurrencyExceeded",
     "EngineLoading",
     "Forbidden",
+    "HeadTooLarge",
     "HostNotAllowed",
+    "MalformedRequest",
     "ModelConflict",
     "ModelFailed",
     "ModelUnavailable",
     "QueueFull",
     "QueueTimeout",
+    "RequestTimeout",
     "ResponseNotFound",
     "ServerStopping",
     "Unauthorized",
+    "UriTooLong",
     "describe",
 ]
 
@@ -37,6 +41,22 @@ logger = logging.getLogger("octavo.server")
 
 class BodyTooLarge(InvalidRequest):
     """The request's body is longer than the server reads."""
+
+
+class MalformedRequest(InvalidRequest):
+    """The request is no HTTP, or no such as can be told apart from the next one."""
+
+
+class HeadTooLarge(InvalidRequest):
+    """The request's headers are longer, or more, than the server reads."""
+
+
+class UriTooLong(InvalidRequest):
+    """The request's URL is longer than the server reads."""
+
+
+class RequestTimeout(InvalidRequest):
+    """The request did not arrive in time."""
 
 
 class EngineLoading(OctavoError):
@@ -110,11 +130,16 @@ class ConcurrencyExceeded(_TryLater):
 # The first class that matches decides: status, `type`, `code`, headers.
 _RETRY = {"retry-after": "1"}
 _NO_RETRY = {"x-should-retry": "false"}
+_CLOSE = {"connection": "close"}
 _TABLE: tuple[tuple[type[BaseException], int, str, str | None, dict[str, str]], ...] = (
     (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded", {}),
     (ModelNotServed, 404, "invalid_request_error", "model_not_found", {}),
     (ResponseNotFound, 404, "invalid_request_error", "response_not_found", {}),
-    (BodyTooLarge, 413, "invalid_request_error", "body_too_large", {"connection": "close"}),
+    (BodyTooLarge, 413, "invalid_request_error", "body_too_large", _CLOSE),
+    (MalformedRequest, 400, "invalid_request_error", "malformed_request", _CLOSE),
+    (RequestTimeout, 408, "invalid_request_error", "request_timeout", _CLOSE),
+    (UriTooLong, 414, "invalid_request_error", "uri_too_long", _CLOSE),
+    (HeadTooLarge, 431, "invalid_request_error", "head_too_large", _CLOSE),
     (InvalidRequest, 400, "invalid_request_error", "invalid_value", {}),
     (Unauthorized, 401, "authentication_error", "invalid_api_key", {"www-authenticate": "Bearer"}),
     (Forbidden, 403, "permission_error", "insufficient_scope", {}),
@@ -126,7 +151,7 @@ _TABLE: tuple[tuple[type[BaseException], int, str, str | None, dict[str, str]], 
     (ModelConflict, 409, "invalid_request_error", "conflict", {}),
     (ModelFailed, 503, "service_unavailable_error", "model_unavailable", _NO_RETRY),
     (ModelUnavailable, 503, "service_unavailable_error", "model_unavailable", {"retry-after": "5"}),
-    (ServerStopping, 503, "service_unavailable_error", "server_stopping", {**_RETRY, "connection": "close"}),
+    (ServerStopping, 503, "service_unavailable_error", "server_stopping", _RETRY | _CLOSE),
     (EngineRestarting, 503, "service_unavailable_error", "engine_restarting", _RETRY),
     (EngineDead, 503, "service_unavailable_error", "engine_dead", _RETRY),
     (Exception, 500, "server_error", "internal_error", _NO_RETRY),

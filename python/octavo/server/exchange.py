@@ -12,13 +12,13 @@ from octavo.server.admission import Admission
 from octavo.server.admit import admit
 from octavo.server.auth import Identity, identity_of
 from octavo.server.compat import renamed_errors
-from octavo.server.connection import CHUNKS
 from octavo.server.constraints import specification
 from octavo.server.errors import QueueFull, ServerStopping
 from octavo.server.http import ClientGone, ErrorFormat, Receive, Reply, Scope, Send, header, read_body
 from octavo.server.limits import BodyShare, check_constraint, check_json
 from octavo.server.metrics import RequestRecord
 from octavo.server.request_context import RequestContext, context_of
+from octavo.server.request_cycle import CHUNKS
 
 if TYPE_CHECKING:
     from octavo.server.served import ServedModel

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.errors import ConfigError
-from octavo.server.errors import HostNotAllowed
+from octavo.server.errors import HostNotAllowed, MalformedRequest
 from octavo.server.http import Receive, Scope, Send
 from octavo.server.refusal import refuse
 from octavo.server.settings import ServerSettings
@@ -116,7 +116,7 @@ class HostCheck:
         if scope["type"] == "http":
             hosts = [value for name, value in scope["headers"] if name == b"host"]
             if len(hosts) > 1 or (not hosts and scope["http_version"] != "1.0"):
-                await refuse(scope, send, HostNotAllowed("The request must have one Host header."))
+                await refuse(scope, send, MalformedRequest("The request must have one Host header."))
                 return
             if hosts and not self._is_allowed(hosts[0]):
                 shown = hosts[0][:100].decode("ascii", "replace")

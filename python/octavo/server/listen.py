@@ -10,6 +10,9 @@ from octavo.errors import ConfigError
 __all__ = ["BACKLOG", "bind", "bind_shared"]
 
 BACKLOG = 2048
+# A machine that goes without a word, as when a cable is pulled, is taken for gone by the kernel within a minute: asked
+# when it says nothing, and when it does not take what was sent. Connections have it from their listener.
+_SIGNS_OF_LIFE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 
 def bind(host: str, port: int, *, shared: bool = False, prefix: str = "") -> socket.socket:
@@ -31,6 +34,10 @@ def bind(host: str, port: int, *, shared: bool = False, prefix: str = "") -> soc
         raise ConfigError(f"{prefix}host: {host!r} port {port} is no address of this machine ({error})") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _SIGNS_OF_LIFE.items():
+            if hasattr(socket, name):
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)

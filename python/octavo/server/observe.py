@@ -15,10 +15,12 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from octavo.errors import OctavoError
+from octavo.server.connection import REFUSED
 from octavo.server.entry import ModelEntry, ModelState
 from octavo.server.http import Receive, Scope, Send
 from octavo.server.logs import access_fields, access_log, dropped_lines, log_access
 from octavo.server.metrics import AUTH_FAILURES, REJECTIONS, EngineReading
+from octavo.server.refusal import refuse
 from octavo.server.request_context import RequestContext, current_request
 from octavo.server.spans import span_attributes
 
@@ -74,13 +76,17 @@ class Observed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and take down how it went."""
-        if scope["type"] != "http":
+        refused = scope["type"] == REFUSED
+        if scope["type"] != "http" and not refused:
             await self.app(scope, receive, send)
             return
         context = RequestContext(scope, send, always_trace=self._state.spans is not None)
         token = current_request.set(context)
         try:
-            await self.app(scope, receive, _NotingSend(send, context))
+            if refused:
+                await refuse(scope, _NotingSend(send, context), scope[REFUSED])
+            else:
+                await self.app(scope, receive, _NotingSend(send, context))
         finally:
             self._end(context, scope)
             current_request.reset(token)
