@@ -148,31 +148,40 @@ def reduce_blocks_kernel(
     row_counts = token_counts
     if HAS_COUNTS:
         row_counts = token_counts + slot.to(tl.int64) * VOCAB
-    best = tl.full([PART, SUB], float("-inf"), tl.float32)
-    best_ids = tl.full([PART, SUB], NO_ID, tl.int32)
-    sub = row * (NUM_BLOCKS * BLOCK // SUB) + start // SUB + tl.arange(0, PART)
-    for part in tl.range(start, start + BLOCK, PART * SUB, num_stages=STAGES):
-        x = tl.load(row_logits + part + place, mask=part + place < VOCAB, other=float("-inf"))
-        x = tl.where(x == x, x, float("-inf"))
-        if wants_logprobs:
+    if wants_logprobs | has_penalties | (drawn & limited):
+        best = tl.full([PART, SUB], float("-inf"), tl.float32)
+        best_ids = tl.full([PART, SUB], NO_ID, tl.int32)
+        sub = row * (NUM_BLOCKS * BLOCK // SUB) + start // SUB + tl.arange(0, PART)
+        for part in tl.range(start, start + BLOCK, PART * SUB, num_stages=STAGES):
+            x = tl.load(row_logits + part + place, mask=part + place < VOCAB, other=float("-inf"))
+            x = tl.where(x == x, x, float("-inf"))
+            if wants_logprobs:
+                largest = tl.max(x, 1)
+                tl.store(raw_sub_maxima + sub, largest)
+                _store_masses(raw_sub_masses + sub, x, largest, 1.0)
+            if HAS_COUNTS and has_penalties:
+                x = penalized(x, tl.load(row_counts + part + place, mask=part + place < VOCAB, other=0), words)
             largest = tl.max(x, 1)
-            tl.store(raw_sub_maxima + sub, largest)
-            _store_masses(raw_sub_masses + sub, x, largest, 1.0)
-        if HAS_COUNTS and has_penalties:
-            x = penalized(x, tl.load(row_counts + part + place, mask=part + place < VOCAB, other=0), words)
-        largest = tl.max(x, 1)
-        tl.store(sub_maxima + sub, largest)
-        if wants_masses:
-            _store_masses(sub_masses + sub, x, largest, tl.div_rn(1.0, float_word(words, 0)))
-        best_ids = tl.where(x > best, part + place, best_ids)
-        best = tl.maximum(best, x)
-        sub += PART
-    maximum = tl.max(tl.max(best, 1), 0)
+            tl.store(sub_maxima + sub, largest)
+            if wants_masses:
+                _store_masses(sub_masses + sub, x, largest, tl.div_rn(1.0, float_word(words, 0)))
+            best_ids = tl.where(x > best, part + place, best_ids)
+            best = tl.maximum(best, x)
+            sub += PART
+        maximum = tl.max(tl.max(best, 1), 0)
+        maximum_id = tl.min(tl.min(tl.where(best == maximum, best_ids, NO_ID), 1), 0)
+    else:
+        # Nobody asks for parts: the whole block is on its way at once.
+        token_ids = start + tl.arange(0, BLOCK)
+        x = tl.load(row_logits + token_ids, mask=token_ids < VOCAB, other=float("-inf"))
+        x = tl.where(x == x, x, float("-inf"))
+        maximum = tl.max(x, 0)
+        maximum_id = tl.min(tl.where(x == maximum, token_ids, NO_ID), 0)
     floats = block_floats + row * (2 * NUM_BLOCKS) + block
     ids = block_ids + row * (2 * NUM_BLOCKS) + block
     tl.store(floats, maximum)
     if maximum > float("-inf"):
-        tl.store(ids, tl.min(tl.min(tl.where(best == maximum, best_ids, NO_ID), 1), 0))
+        tl.store(ids, maximum_id)
         if drawn & (not limited):
             position = tl.load(positions + tl.load(logits_rows + row)) + 1
             score, score_id = _draw_block(
@@ -182,10 +191,11 @@ def reduce_blocks_kernel(
             tl.store(ids + NUM_BLOCKS, score_id)
     else:
         # The first that is -inf and not NaN. Penalties leave -inf as it is.
+        first_ids = tl.full([PART, SUB], NO_ID, tl.int32)
         for part in range(start, start + BLOCK, PART * SUB):
-            x = tl.load(row_logits + part + place, mask=part + place < VOCAB, other=float("nan"))
-            best_ids = tl.minimum(best_ids, tl.where(x == float("-inf"), part + place, NO_ID))
-        tl.store(ids, tl.min(tl.min(best_ids, 1), 0))
+            y = tl.load(row_logits + part + place, mask=part + place < VOCAB, other=float("nan"))
+            first_ids = tl.minimum(first_ids, tl.where(y == float("-inf"), part + place, NO_ID))
+        tl.store(ids, tl.min(tl.min(first_ids, 1), 0))
 
 
 def compile_cases(capability: int) -> list[CompileCase]:
