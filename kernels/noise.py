@@ -7,7 +7,7 @@ the same in any batch and any launch.
 import triton
 import triton.language as tl
 
-__all__ = ["gumbel", "noise_bits", "noise_keys"]
+__all__ = ["gumbel", "gumbel_bound", "noise_bits", "noise_keys"]
 
 
 @triton.jit
@@ -44,10 +44,25 @@ def noise_bits(token_ids, first, second):
 
 
 @triton.jit
+def _rest(bits):
+    """1 - u, float32, where u = (bits + 1/2) / 2^32."""
+    return ((bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+
+
+@triton.jit
+def gumbel_bound(bits):
+    """No less than the noise of random bits uint32, without a logarithm; where it is above 1.4, by 0.2 at most.
+
+    -ln(-ln(u)) <= -ln(1 - u), and a float's own bits, read as a whole number, are a lower bound of its log2.
+    """
+    return tl.fma(_rest(bits).to(tl.int32, bitcast=True).to(tl.float32), -8.262958294867817e-08, 88.0306)
+
+
+@triton.jit
 def gumbel(bits):
     """Noise float32 of random bits uint32: -ln(-ln(u)), u = (bits + 1/2) / 2^32."""
     u = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    rest = ((bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    rest = _rest(bits)
     # -ln(1 - rest) / rest up to a quarter, fitted at Chebyshev points to 2.4e-9: u near 1 decides who wins, and there
     # a float32 u has too few bits for a logarithm.
     series = tl.fma(rest, 0.33390907312122525, 0.08952038746177837)

@@ -12,7 +12,7 @@ import triton.language as tl
 from constrained_rows import Constraints, random_constraints
 from octavo.kernels import reference
 from octavo.kernels.launch import launch
-from octavo.kernels.noise import gumbel, noise_bits, noise_keys
+from octavo.kernels.noise import gumbel, gumbel_bound, noise_bits, noise_keys
 from octavo.kernels.sample import SampleTiles, SampleWorkspace, sample, workspace_bytes
 from sample_rows import SETTINGS, Row, normal
 from torch import Tensor
@@ -168,6 +168,21 @@ def test_penalties_and_biases(device: torch.device) -> None:
         assert abs(float(step.logprobs[row]) - float(expected[ids[row]])) < 1e-5
 
 
+def test_tokens_that_one_lane_works_on(device: torch.device) -> None:
+    """Draws where all that may be drawn falls to one lane of a block, so that bounds seldom say which is best."""
+    block, lanes = TILES.sub * TILES.subs, TILES.sub * TILES.part
+    assert block == 2 * lanes
+    rows = many([Row(temperature=0.7)], 30)
+    logits = torch.full((30, 2 * block), -math.inf)
+    pairs = [(lane, lane + lanes) for lane in (5, lanes - 1)]
+    for i in range(30):
+        logits[i, list(pairs[i % 2])] = torch.tensor([1.0, 1.0 + 0.01 * (i % 3)])
+    step = Step(logits.clone(), rows).run(device)
+    ids = step.ids[:-2].tolist()
+    assert ids == [row.reference(x) for row, x in zip(rows, logits, strict=True)]
+    assert set(ids) == {token for pair in pairs for token in pair}
+
+
 def test_rows_that_are_held_to_few_tokens_or_many(device: torch.device) -> None:
     """Every way of drawing, over rows of which whole parts are impossible, and of which a bias leads."""
     vocab_size = 1003
@@ -254,9 +269,11 @@ def noise_kernel(bits, noise, seed_low, seed_high, sample_index, position, NUMBE
 
 
 @triton.jit
-def gumbel_kernel(bits, noise, NUMBER: tl.constexpr):
+def gumbel_kernel(bits, noise, bound, NUMBER: tl.constexpr):
     place = tl.arange(0, NUMBER)
-    tl.store(noise + place, gumbel(tl.load(bits + place).to(tl.uint32, bitcast=True)))
+    found = tl.load(bits + place).to(tl.uint32, bitcast=True)
+    tl.store(noise + place, gumbel(found))
+    tl.store(bound + place, gumbel_bound(found))
 
 
 def test_noise_has_the_bits_of_the_reference(device: torch.device) -> None:
@@ -272,13 +289,16 @@ def test_noise_has_the_bits_of_the_reference(device: torch.device) -> None:
 
 
 def test_noise_is_right_at_its_ends(device: torch.device) -> None:
-    """Bits near all zeros and all ones, and each side of where the series begins."""
+    """Bits near all zeros and all ones, and each side of where the series begins; its bound is above it and near."""
     near = torch.arange(256)
     bits = torch.cat((near, 2**32 - 1 - near, 3 * 2**30 - 128 + near, (near << 24) + 12345))
+    bits = torch.cat((bits, torch.randint(0, 1 << 32, (4096 - len(bits),), generator=torch.Generator().manual_seed(2))))
     signed = torch.where(bits >= 2**31, bits - 2**32, bits).int().to(device)
-    noise = torch.zeros(len(bits), device=device)
-    launch(gumbel_kernel, (1,), signed, noise, NUMBER=len(bits), num_warps=4, enable_fp_fusion=False)
+    noise, bound = torch.zeros(len(bits), device=device), torch.zeros(len(bits), device=device)
+    launch(gumbel_kernel, (1,), signed, noise, bound, NUMBER=len(bits), num_warps=4, enable_fp_fusion=False)
     torch.testing.assert_close(noise.cpu(), reference.gumbel(bits), atol=2e-6, rtol=4e-7)
+    assert (bound > noise + 5e-4).all()
+    assert (bound - noise)[noise > 1.4].max() < 0.2
 
 
 def test_the_workspace_is_as_large_as_it_says(device: torch.device) -> None:
