@@ -256,3 +256,23 @@ def test_a_service_manager_hears_of_every_state(tmp_path: Path) -> None:
     assert said.index(f"READY=1\nSTATUS=serving any at {address}") < said.index(
         "STOPPING=1\nSTATUS=stopping: 0 running answers"
     )
+
+
+def test_several_processes_tell_a_restart_once_and_their_own_ends() -> None:
+    with serving("--api-processes", "3", model="any=fake?step_ms=5") as (process, log, client):
+        wait_for(lambda: len(psutil.Process(process.pid).children()) == 3)
+        for _ in range(8):
+            with httpx.Client(base_url=client.base_url, timeout=30) as other:
+                wait_for(lambda other=other: ask(other, 2).status_code == 200)
+        worker_of(process).kill()
+        wait_for(lambda: "serves again" in log.text)
+        # The others have had time to say it too.
+        for _ in range(8):
+            with httpx.Client(base_url=client.base_url, timeout=30) as other:
+                wait_for(lambda other=other: ask(other, 2).status_code == 200)
+    restarts = [line for line in log.lines if line["logger"] == "octavo.engine.supervisor"]
+    assert [line["level"] for line in restarts] == ["error", "warning"]
+    stopped = [line.get("process") for line in log.lines if line["msg"] == "stopped"]
+    assert sorted(map(str, stopped)) == ["None", "api-1", "api-2"]
+    told = {line.get("process") for line in log.lines if line["msg"] == "request"}
+    assert "api-1" in told or "api-2" in told

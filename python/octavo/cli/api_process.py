@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import logging
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -24,6 +26,7 @@ from octavo.engine.attached import AttachedEngine
 from octavo.engine.collector import set_aside
 from octavo.engine.process import die_with
 from octavo.errors import EngineDead, EngineRestarting
+from octavo.log_format import log_complaints
 from octavo.server.aliases import Alias
 from octavo.server.auth import KeyRing
 from octavo.server.config_file import ModelPlan, populate
@@ -99,6 +102,11 @@ class _Parent:
         return await self._talk.ask("metrics", timeout=_METRICS_TIMEOUT_S)
 
 
+def _note_end(finished: int, aborted: int, seconds: float) -> None:
+    fields = {"finished": finished, "aborted": aborted, "seconds": round(seconds, 3)}
+    logging.getLogger("octavo.server").info("stopped", extra={"fields": fields})
+
+
 async def _run(listener: socket.socket, talk_socket: socket.socket, asks: socket.socket) -> None:
     state: ServerState | None = None
 
@@ -111,7 +119,9 @@ async def _run(listener: socket.socket, talk_socket: socket.socket, asks: socket
     brief = msgspec.msgpack.decode(await talk.ask("brief", timeout=30), type=Brief)
     options = msgspec.msgpack.decode(brief.options, type=ServeOptions)
     settings = msgspec.msgpack.decode(brief.settings, type=ServerSettings)
-    configure_logging(options.log_format, options.log_level)
+    process = {"process": f"api-{brief.number}", "pid": os.getpid()}
+    configure_logging(options.log_format, options.log_level, process)
+    log_complaints()
     keys = KeyRing(options.api_key_file, brief.environment_key, options.api_key)
     connector = _Connector(asks)
 
@@ -137,6 +147,7 @@ async def _run(listener: socket.socket, talk_socket: socket.socket, asks: socket
             drain_delay=brief.drain_delay,
             log_level=options.uvicorn_log_level,
             on_ready=ready,
+            on_end=_note_end,
             state=state,
         )
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from socket import socket
@@ -67,6 +68,10 @@ class AttachedEngine(SupervisedEngine):
         self._requests = RequestMaker(self.model, (self.config.seed + self._number * _SEED_STEP) & ((1 << 63) - 1))
         self._settings = msgspec.structs.replace(self._settings, max_model_len=self.model.max_model_len)
         self._note_ready(began)
+
+    def _tell(self, level: int, message: str, *arguments: object) -> None:
+        """Nothing that anybody needs: the worker's owner logs what becomes of it, once."""
+        super()._tell(logging.DEBUG, message, *arguments)
 
     async def _connect(self, client: EngineClient) -> None:
         while True:

@@ -216,14 +216,14 @@ class SupervisedEngine(AsyncEngine):
         self._failures += 1
         if self._failures > self._policy.max_failures:
             self._outage = None
-            _LOG.error("the engine is given up: %s", reason)
+            self._tell(logging.ERROR, "the engine is given up: %s", reason)
             self._bury(f"the engine failed {self._failures} times in a row and was given up; the last time: {reason}")
             return
         delay = self._policy.delay(self._failures)
         assert self._outage is not None
         self._outage.reason = self._last_reason = reason
         self._outage.expected_end = time.monotonic() + delay + self._load_seconds
-        _LOG.error("%s; its requests ended, it is started again in %.1f s", reason, delay)
+        self._tell(logging.ERROR, "%s; its requests ended, it is started again in %.1f s", reason, delay)
         self._spawn(self._restart(delay))
 
     async def _restart(self, delay: float) -> None:
@@ -251,7 +251,11 @@ class SupervisedEngine(AsyncEngine):
             return
         self.model = info
         self._note_ready(began)
-        _LOG.warning("the engine serves again, %.1f s after it was started", self._load_seconds)
+        self._tell(logging.WARNING, "the engine serves again, %.1f s after it was started", self._load_seconds)
+
+    def _tell(self, level: int, message: str, *arguments: object) -> None:
+        """Log what becomes of the engine."""
+        _LOG.log(level, message, *arguments)
 
     async def _connect(self, client: EngineClient) -> None:
         """Start a worker for `client`, and have it load the model."""

@@ -20,17 +20,18 @@ _MAX_PATH = 256
 _handler: list[log_format.LineHandler] = []
 
 
-def configure_logging(format: str = "auto", level: str = "info") -> None:
+def configure_logging(format: str = "auto", level: str = "info", constant: Mapping[str, Any] | None = None) -> None:
     """Send all logging to standard error, and let engines started from here do as well.
 
     Args:
         format: `json`, `console`, or `auto`: console on a terminal, else JSON.
         level: the least that is logged.
+        constant: on every line.
 
     Raises:
         ConfigError: no such format or level.
     """
-    _handler[:] = [log_format.configure(format, level, fields=request_fields)]
+    _handler[:] = [log_format.configure(format, level, fields=request_fields, constant=constant)]
     log_format.child_settings(format, level)
 
 
