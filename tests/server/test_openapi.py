@@ -55,6 +55,26 @@ def test_schemas_are_schemas_and_references_lead_somewhere(server: Running) -> N
     }
 
 
+def test_every_field_says_what_it_is() -> None:
+    described = document(application(ServerState()).routes)
+    schemas = described["components"]["schemas"]
+    bodies = {
+        operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        for methods in described["paths"].values()
+        for operation in methods.values()
+        if "requestBody" in operation
+    }
+    assert len(bodies) >= 9
+    silent = {
+        field
+        for name in bodies
+        for field, known in schemas[name]["properties"].items()
+        if "description" not in known and field != "name"
+    }
+    assert not silent
+    assert schemas["CompletionRequest"]["properties"]["max_tokens"]["description"].endswith("16 when left out.")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_examples_work(start: Callable[..., Running], stream: bool) -> None:
     server = start(FakeEngine(reply="Hello!"))
@@ -146,5 +166,6 @@ def test_the_docs_show_every_operation_and_try_them() -> None:
     assert options["headers"] == {"Authorization": "Bearer secret", "Content-Type": "application/json"}
     assert json.loads(options["body"])["messages"]
     assert json.loads(seen["shown"].partition("\n\n")[2]) == {"a": 1}
-    assert "temperature number ≥ 0 ≤ 2" in seen["rows"]
-    assert "stream boolean" in seen["rows"]
+    rows = {row.partition(" ")[0]: row for row in seen["rows"]}
+    assert rows["temperature"].startswith("temperature number ≥ 0 ≤ 2 0 takes the likeliest token")
+    assert rows["stream"] == "stream boolean Send the answer as it is generated."

@@ -62,6 +62,7 @@ const fields = (schema, parent) => {
     const row = make('tr', '', table);
     make('code', name + ((known.required || []).includes(name) ? ' *' : ''), make('td', '', row));
     make('td', kind(field), row);
+    make('td', field.description, row);
   }
 };
 const send = async (method, path, body, output) => {
