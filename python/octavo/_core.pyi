@@ -100,6 +100,9 @@ class Frame:
     @property
     def cached_tokens(self) -> bytes:
         """int32[E]: prompt tokens found in the prefix cache at first admission."""
+    @property
+    def started(self) -> bytes:
+        """int64[...]: ids of the requests that were scheduled for the first time, whether they have an event or not."""
 
 @final
 class Core:

@@ -64,7 +64,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         structured_outputs: what the answer is held to, one of `{"json": schema}` (an object, or its text),
             `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": ...}` (Lark, GBNF or EBNF), `{"json_object": True}`.
         logit_bias: added to the logits of single tokens, by id; -100 to 100.
-        allowed_token_ids: the only tokens that may be drawn, beside the model's end tokens.
+        allowed_token_ids: the only tokens that may be drawn; without an end token among them, answers are as long as
+            they may be.
         bad_words: texts whose tokens are never drawn one after the other, with and without a space before them. A text
             that is spelled by other tokens still can come out.
 

@@ -11,6 +11,9 @@ Run as a program, this is an engine worker. The settings' `model` says how it be
     refuse_while, larger_while   a file: while it is there the model is not, or has a token more
     load      `refuse`: the model is not there; `crash`: loading raises; `hang`: it never ends
     garbage   1: bytes that are no message follow the first step's outputs
+    eos       1: the last token ends answers, so that they can be held to something
+    compile_s seconds that compiling takes, of what has `<7>` in it
+    fail_at   the step of its own at which a held request cannot be followed any further
 """
 
 from __future__ import annotations
@@ -21,18 +24,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from octavo._core import TokenTable
 from octavo.config import EngineConfig
 from octavo.engine.build import build_loop
 from octavo.engine.connection import Connection
+from octavo.engine.constraints import OutputConstraints
 from octavo.engine.loop import EngineLoop
 from octavo.engine.protocol import StepOutputs
 from octavo.engine.worker import main
-from octavo.errors import ModelNotFound
+from octavo.errors import InvalidRequest, ModelNotFound
 from octavo.runner.fake import FakeRunner, fake_model_info
 from octavo.runner.interface import ModelInfo
 
 VOCAB_SIZE = 512
+EOS = VOCAB_SIZE - 1
 MAX_MODEL_LEN = 1024
 COMMAND = (sys.executable, str(Path(__file__)))
 
@@ -104,8 +110,39 @@ def load(config: EngineConfig, progress: Any) -> tuple[EngineLoop, ModelInfo, No
     info = fake_model_info(
         vocab_size=vocab_size, num_blocks=config.num_blocks or 256, max_model_len=config.max_model_len or MAX_MODEL_LEN
     )
-    table = TokenTable([f"<{token}>".encode() for token in range(vocab_size)], bytes(vocab_size))
-    return build_loop(config, MisbehavingRunner(info, options), info, table), info, None
+    texts, flags = [f"<{token}>".encode() for token in range(vocab_size)], bytearray(vocab_size)
+    if options.get("eos"):
+        info = msgspec.structs.replace(info, eos_token_ids=(EOS,))
+        texts[EOS], flags[EOS] = b"", 1
+    loop = build_loop(config, MisbehavingRunner(info, options), info, TokenTable(texts, bytes(flags)))
+    _slow_down(loop.constraints, options)
+    return loop, info, None
+
+
+def _slow_down(constraints: OutputConstraints, options: dict[str, str]) -> None:
+    """Have some constraints take long, or fail on the way."""
+    compile_now, fill = constraints.compile, constraints.fill
+    compile_s, fail_at = float(options.get("compile_s", 0)), int(options.get("fail_at", 0))
+    calls: dict[int, int] = {}
+
+    def compile_slowly(constraint: Any) -> Any:
+        if constraint.grammar is not None and "<7>" in constraint.grammar[1]:
+            time.sleep(compile_s)
+        return compile_now(constraint)
+
+    def fill_and_fail(keys: bytes, masks: Any) -> Any:
+        failures = fill(keys, masks)
+        for request_id in set(memoryview(keys).cast("q").tolist()[::2]):
+            calls[request_id] = calls.get(request_id, 0) + 1
+            if calls[request_id] == fail_at:
+                failures.append(
+                    (request_id, InvalidRequest("structured_outputs: too many states", "structured_outputs"))
+                )
+        return failures
+
+    constraints.compile = compile_slowly  # type: ignore[method-assign]
+    if fail_at:
+        constraints.fill = fill_and_fail  # type: ignore[method-assign]
 
 
 def _send_garbage() -> None:

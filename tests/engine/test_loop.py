@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from engine_fakes import MAX_MODEL_LEN, VOCAB_SIZE, fake_config, fake_loop, text_of
 from octavo.engine.collect import RequestState, apply
 from octavo.engine.loop import EngineLoop
-from octavo.engine.requests import RequestMaker, submit
+from octavo.engine.requests import RequestMaker
 from octavo.runner.fake import fake_model_info
 from octavo.sampling_params import SamplingParams
 
@@ -15,7 +17,7 @@ INFO = fake_model_info(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN)
 
 
 def add(loop: EngineLoop, number: int, prompt: list[int], params: SamplingParams) -> RequestState:
-    submit(loop.core, RequestMaker(INFO, 0).make(number, prompt, params), number)
+    loop.submit(RequestMaker(INFO, 0).check(number, prompt, params), number)
     return RequestState(str(number), None, prompt, params)
 
 
@@ -150,3 +152,28 @@ def test_steps_are_counted_by_their_tokens() -> None:
     assert (stats["step_tokens_1"], stats["step_tokens_64"], stats["step_tokens"]) == (5, 1, 45)
     assert sum(value for name, value in stats.items() if name.startswith("step_tokens_")) == steps
     assert {name for name in stats if name.startswith("host_")} >= {"host_plan_seconds", "host_wait_seconds"}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_says_which_requests_waited_until_then(overlap: bool) -> None:
+    loop = fake_loop(fake_config(overlap=overlap, max_num_seqs=2, max_num_batched_tokens=32))
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    states = {number: add(loop, number, [number] * 70, params) for number in range(1, 7)}
+    begun, started = time.monotonic(), {}
+    while loop.has_work():
+        outputs = loop.step()
+        if outputs is None:
+            continue
+        for number in np.frombuffer(outputs.started, np.int64).tolist():
+            assert number not in started
+            started[number] = outputs.started_at
+        first = {number for number, state in states.items() if state.num_unfinished and number not in started}
+        apply(outputs, states)
+        assert not any(states[number].take() for number in first), "it has begun and was not told of"
+    assert list(started) == list(states)
+    times = list(started.values())
+    assert times == sorted(times)
+    assert begun <= times[0]
+    assert times[-1] <= time.monotonic()
+    assert len(set(times)) >= 3, "two at a time"
+    assert {number: state.started_at for number, state in states.items()} == started

@@ -12,7 +12,7 @@ import time
 import psutil
 from engine_fakes import fake_config, fake_loop
 from octavo.engine.collect import RequestState, apply
-from octavo.engine.requests import RequestMaker, submit
+from octavo.engine.requests import RequestMaker, submit_checked
 from octavo.runner.fake import fake_model_info
 from octavo.sampling_params import SamplingParams
 
@@ -36,7 +36,7 @@ def serve(count: int) -> tuple[int, float]:
         while len(states) < 2 * _AT_ONCE and submitted < _WARM_UP + count:
             submitted += 1
             prompt = [(submitted >> shift) & 255 for shift in range(0, 32, 2)]
-            submit(loop.core, maker.make(submitted, prompt, params), submitted)
+            submit_checked(loop.core, maker.check(submitted, prompt, params), submitted)
             states[submitted] = RequestState(str(submitted), None, prompt, params)
         outputs = loop.step()
         if outputs is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import msgspec
 import numpy as np
 import pytest
-from octavo.engine.protocol import Request
-from octavo.engine.requests import RequestMaker
+from octavo.engine.protocol import Constraint, FrameReader, FromClient, Request, Submit, encode_frame
+from octavo.engine.requests import RequestMaker, read_request
 from octavo.errors import ContextLengthExceeded, InvalidRequest
 from octavo.runner.fake import fake_model_info
 from octavo.sampling_params import SamplingParams
@@ -87,3 +88,60 @@ def test_seeds_follow_from_the_engines_seed_and_the_order() -> None:
     others = [seed for offset in range(1, 100) for seed in drawn(offset) if seed != 5]
     assert len({*others, *first}) == len(others) + len(first), "engines with neighbouring seeds share none"
     assert all(-(1 << 63) <= seed < 1 << 63 for seed in others if seed is not None)
+
+
+class Words:
+    """A tokenizer of characters; a space belongs to what follows."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        return [50, *map(ord, text[1:])] if text.startswith(" ") else [ord(letter) for letter in text]
+
+
+def test_what_holds_an_answer_goes_beside_its_parameters() -> None:
+    maker = RequestMaker(INFO, 0, Words())  # type: ignore[arg-type]
+    schema = {"type": "integer", "maximum": 1 << 70}
+    params = SamplingParams(structured_outputs={"json": schema}, allowed_token_ids=[3, 99], bad_words=["ab", " c"])
+    request = maker.make(1, [1], params)
+    constraint = request.constraint
+    assert constraint is not None
+    assert constraint.grammar is not None
+    assert constraint.grammar[0] == "json"
+    assert json.loads(constraint.grammar[1]) == schema
+    assert constraint.allowed_token_ids == [3, 99]
+    assert constraint.bad_words == [[97, 98], [50, 97, 98], [99], [50, 99]]
+    sent = filled(request)
+    assert not sent.is_constrained
+    assert params.is_constrained, "the caller's object stays as it was"
+    checked = read_request(FrameReader(FromClient).feed(encode_frame(Submit([request])))[0].requests[0], 9)
+    assert (checked.request_id, checked.constraint) == (9, constraint)
+    again = maker.check(2, [1], params, same_params=True)
+    assert again.constraint == constraint
+
+
+@pytest.mark.parametrize(
+    ("outputs", "grammar"),
+    [
+        ({"json": '{"type": "null"}'}, ("json", '{"type": "null"}')),
+        ({"json": True}, ("json", "true")),
+        ({"json_object": True}, ("json_object", "")),
+        ({"regex": "a+"}, ("regex", "a+")),
+        ({"choice": ["a", "é"]}, ("choice", '["a", "\\u00e9"]')),
+        ({"grammar": "start: A"}, ("grammar", "start: A")),
+    ],
+)
+def test_a_grammar_is_a_kind_and_a_text(outputs: dict[str, object], grammar: tuple[str, str]) -> None:
+    request = make([1], SamplingParams(structured_outputs=outputs))
+    assert request.constraint == Constraint(grammar)
+
+
+def test_what_holds_no_answer_is_refused_by_field() -> None:
+    for field, value in (
+        ("allowed_token_ids", [100]),
+        ("bad_words", ["no tokenizer"]),
+        ("structured_outputs", {"json": {"maximum": math.inf}}),
+        ("structured_outputs", {"json": {"default": {1, 2}}}),
+    ):
+        with pytest.raises(InvalidRequest, match=field) as caught:
+            make([1], SamplingParams(**{field: value}))  # type: ignore[arg-type]
+        assert caught.value.field == field

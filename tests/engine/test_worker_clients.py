@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from engine_fakes import COMMAND, fake_config
@@ -179,9 +180,19 @@ def test_a_step_is_split_by_client() -> None:
         ints(*[-(1 << 31)] * 5),
         ints(0, 16, 0, 32, 0),
         Logprobs(floats(0, 1, 2, 3, 4), 2, ints(*range(10)), floats(*range(10))),
+        np.array([3 << ID_BITS | 4, 2 << ID_BITS | 9], np.int64).tobytes(),
+        12.5,
     )
     parts = dict(split(whole))
-    assert list(parts) == [0, 2]
+    assert list(parts) == [0, 2, 3]
+    # A prompt's first chunk has no event.
+    assert (parts[3].request_ids, parts[3].text, parts[3].started_at) == (b"", b"", 12.5)
+    assert np.frombuffer(parts[3].started, np.int64).tolist() == [4]
+    assert np.frombuffer(parts[2].started, np.int64).tolist() == [9]
+    assert (parts[0].started, parts[0].started_at) == (b"", 0.0)
+    alone = msgspec.structs.replace(parts[0], started=np.array([3 << ID_BITS | 4], np.int64).tobytes(), request_ids=b"")
+    ((number, told),) = split(alone)
+    assert (number, np.frombuffer(told.started, np.int64).tolist()) == (3, [4])
     part = parts[2]
     assert np.frombuffer(part.request_ids, np.int64).tolist() == [1, 9]
     assert (part.token_ids, part.sample_indices) == (ints(11, 13), ints(1, 3))

@@ -12,7 +12,7 @@ import openai
 import pydantic
 import pytest
 from octavo.engine.outputs import OutputDelta, TokenLogprobs
-from octavo.errors import ConfigError, InvalidRequest
+from octavo.errors import ConfigError
 from octavo.sampling_params import SamplingParams
 from octavo.server.settings import ServerSettings
 from server_fakes import FakeEngine, answer
@@ -170,12 +170,10 @@ def test_parse_is_refused_where_it_does_not(client: openai.OpenAI) -> None:
     assert refused.value.param == "response_format"
 
 
-def test_octavos_own_engine_refuses_what_it_cannot_keep() -> None:
-    from octavo.engine.requests import RequestMaker
-    from octavo.runner.fake import fake_model_info
+def test_octavos_own_engine_says_that_it_can() -> None:
+    from octavo.engine.async_engine import AsyncEngine
 
-    with pytest.raises(InvalidRequest, match="structured_outputs"):
-        RequestMaker(fake_model_info(), 0).make(1, [1], SamplingParams(structured_outputs={"json": {}}))
+    assert AsyncEngine.constrains_output
 
 
 def test_a_schema_too_deep(start: Callable[..., Running]) -> None:

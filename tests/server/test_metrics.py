@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo.engine.outputs import OutputDelta
 from octavo.errors import CapacityExceeded, ConfigError
+from octavo.sampling_params import SamplingParams
 from octavo.server.auth import KeyRing
 from octavo.server.metrics import Metrics, RequestRecord
 from octavo.server.series import MAX_HISTOGRAMS, MAX_SERIES, Family
@@ -365,6 +366,27 @@ def test_versions_of_one_name() -> None:
     assert 'vllm:request_success_total{model_name="m",engine="v2",finished_reason="stop"} 1.0' in text
     assert 'octavo_variant_requests_total{model_name="chat",variant="m@v1",finished_reason="stop"} 3.0' in text
     assert 'octavo_variant_generation_tokens_total{model_name="chat",variant="m@v2"} 1.0' in text
+
+
+def test_the_queue_is_the_door_and_the_engines_own() -> None:
+    metrics = Metrics("test")
+
+    class Door:
+        waited = 2.0
+        deadline = None
+
+    for started_at in (0.0, time.monotonic() + 5.0):
+        record = RequestRecord(metrics, "m", 5, 1)
+        record.begin(SamplingParams())
+        record.waits(Door())  # type: ignore[arg-type]
+        assert record.queue_time == 2.0
+        record.add(0, 0, OutputDelta(text="x", token_ids=[1], finish_reason="stop", started_at=started_at))
+        record.finish()
+        assert record.queue_time is not None
+        assert abs(record.queue_time - (5.0 if started_at else 2.0)) < 0.5
+    text = metrics.expose([]).decode()
+    total = next(line for line in text.splitlines() if line.startswith("vllm:request_queue_time_seconds_sum"))
+    assert abs(float(total.split()[-1]) - 7.0) < 1.0
 
 
 def test_keys_that_do_not_open() -> None:

@@ -71,7 +71,7 @@ def long_run(requests: int) -> dict[str, str | int | float]:
         `requests`, memory after a tenth of them and after all (`tenth_mib`, `all_mib`), `growth_mib`.
     """
     from octavo.engine.build import build_loop
-    from octavo.engine.requests import RequestMaker, submit
+    from octavo.engine.requests import RequestMaker, submit_checked
     from octavo.runner.fake import FakeRunner, fake_model_info
     from octavo.sampling_params import SamplingParams
 
@@ -83,7 +83,7 @@ def long_run(requests: int) -> dict[str, str | int | float]:
     for wave in range(requests // _WAVE):
         drawn = workloads.short(wave, _WAVE)
         for number, (prompt, _) in enumerate(drawn, start=1 + wave * _WAVE):
-            submit(loop.core, maker.make(number, prompt, params), number)
+            submit_checked(loop.core, maker.check(number, prompt, params), number)
         while loop.has_work():
             loop.step()
         if (wave + 1) * _WAVE == requests // 10:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -51,7 +52,6 @@ class _Stream(RequestState):
     Attributes:
         ready: set when there is something to take, or (with `whole`) when all is there.
         whole: the consumer wants the request as a whole, so wake it once.
-        error: what ended the request, for its consumer.
     """
 
     def __init__(
@@ -60,7 +60,6 @@ class _Stream(RequestState):
         super().__init__(name, prompt, prompt_token_ids, params)
         self.ready = asyncio.Event()
         self.whole = whole
-        self.error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the consumer."""
@@ -80,8 +79,10 @@ class AsyncEngine:
         config: as given.
         model: what was loaded.
         tokenizer: the model's tokenizer and chat template; None for a model that has none.
+        constrains_output: it holds answers to `SamplingParams.structured_outputs`.
     """
 
+    constrains_output = True
     config: EngineConfig
     model: ModelInfo
     tokenizer: Tokenizer | None
@@ -162,7 +163,7 @@ class AsyncEngine:
                 self._loaded.exception()
             await self.close()
             raise
-        self._requests = RequestMaker(self.model, self.config.seed)
+        self._requests = RequestMaker(self.model, self.config.seed, self.tokenizer)
         self._mark_ready()
 
     async def _find(self) -> ModelSource:
@@ -370,13 +371,17 @@ class AsyncEngine:
         text = prompt if isinstance(prompt, str) else None
         ids = await self.tokenize(prompt, add_special_tokens=add_special_tokens) if isinstance(prompt, str) else prompt
         params = self._requests.defaults() if params is None else params
+        constraint = None
+        if params.is_constrained:
+            # Words are tokenized and schemas written out.
+            constraint = await self._in_thread(functools.partial(self._requests.constraint, params))
         await self._client.drain()
         self.check_health()
         number = self._last_id + 1
         name = f"request-{number}" if request_id is None else request_id
         if name in self._ids:
             raise InvalidRequest(f"request_id: {name!r} is in use; choose another or leave it out", "request_id")
-        request = self._requests.make(number, ids, params)
+        request = self._requests.make(number, ids, params, constraint)
         self._last_id = number
         stream = _Stream(name, text, list(ids), params, whole)
         self._streams[number] = stream

@@ -65,7 +65,8 @@ class AttachedEngine(SupervisedEngine):
                 self._loaded.exception()
             await self.close()
             raise
-        self._requests = RequestMaker(self.model, (self.config.seed + self._number * _SEED_STEP) & ((1 << 63) - 1))
+        seed = (self.config.seed + self._number * _SEED_STEP) & ((1 << 63) - 1)
+        self._requests = RequestMaker(self.model, seed, self.tokenizer)
         self._settings = msgspec.structs.replace(self._settings, max_model_len=self.model.max_model_len)
         self._note_ready(began)
 

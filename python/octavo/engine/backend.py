@@ -14,6 +14,7 @@ from octavo.engine.process import WORKER_COMMAND, WorkerProcess
 from octavo.engine.protocol import (
     Abort,
     Accepted,
+    ErrorRecord,
     Fatal,
     FrameReader,
     FromClient,
@@ -29,11 +30,12 @@ from octavo.engine.protocol import (
     StepOutputs,
     encode_frame,
 )
-from octavo.engine.requests import CheckedRequest, submissions, submit_checked
+from octavo.engine.requests import CheckedRequest, submissions
 from octavo.errors import EngineDead, OctavoError
 from octavo.runner.interface import ModelInfo
 
 if TYPE_CHECKING:
+    from octavo.engine.constraints import Failure
     from octavo.engine.loop import EngineLoop
     from octavo.text.tokenizer import Tokenizer
 
@@ -64,8 +66,8 @@ class Backend(Protocol):
         """
         ...
 
-    def step(self) -> StepOutputs | None:
-        """The outputs of the next step; None when a step gave none yet."""
+    def step(self) -> StepOutputs | Rejected | None:
+        """The outputs of the next step, or a request that was taken and has failed; None when a step gave none yet."""
         ...
 
     def abort(self, request_ids: Sequence[int]) -> None:
@@ -102,6 +104,7 @@ class LocalBackend:
         self.tokenizer = tokenizer
         self._loop = loop
         self._restore = restore
+        self._failures: list[Failure] = []
 
     @classmethod
     def load(cls, config: EngineConfig, progress: ProgressCallback) -> LocalBackend:
@@ -123,22 +126,29 @@ class LocalBackend:
         """Queue all of them, or none."""
         self._loop.pulse.resume()
         now_us = time.monotonic_ns() // 1000
-        for count, request in enumerate(requests):
+        compiled = self._loop.constraints.compile_all([request.constraint for request in requests])
+        for count, (request, ready) in enumerate(zip(requests, compiled, strict=True)):
             try:
-                submit_checked(self._loop.core, request, now_us)
+                self._loop.submit(request, now_us, ready)
             except OctavoError:
                 self.abort([request.request_id for request in requests[:count]])
                 raise
 
-    def step(self) -> StepOutputs | None:
-        """One step of the loop."""
-        return self._loop.step()
+    def step(self) -> StepOutputs | Rejected | None:
+        """One step of the loop, or what came of the last."""
+        if self._failures:
+            request_id, error = self._failures.pop()
+            return Rejected(request_id, ErrorRecord.of(error))
+        outputs = self._loop.step()
+        self._failures = self._loop.take_failures()
+        return outputs
 
     def abort(self, request_ids: Sequence[int]) -> None:
         """End requests, and let what is in flight of them run out."""
         for request_id in request_ids:
-            self._loop.core.abort(request_id)
+            self._loop.abort(request_id)
         self._loop.drain()
+        self._failures.clear()
 
     def stats(self) -> dict[str, int | float]:
         """The core's gauges and counters."""
@@ -200,17 +210,19 @@ class WorkerBackend:
             return
         for message in submissions([request.to_send() for request in requests], batch=True):
             self._send(message)
+        ids = {request.request_id for request in requests}
         while True:
             reply = self._receive()
             if isinstance(reply, Accepted):
                 return
-            if isinstance(reply, Rejected):
+            # Another may be the last of a request that was aborted.
+            if isinstance(reply, Rejected) and reply.request_id in ids:
                 raise reply.error.exception()
 
-    def step(self) -> StepOutputs | None:
+    def step(self) -> StepOutputs | Rejected | None:
         """The next step's outputs."""
         message = self._receive()
-        return message if isinstance(message, StepOutputs) else None
+        return message if isinstance(message, StepOutputs | Rejected) else None
 
     def abort(self, request_ids: Sequence[int]) -> None:
         """End requests."""

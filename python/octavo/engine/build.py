@@ -11,6 +11,7 @@ import msgspec
 
 from octavo._core import Core
 from octavo.config import EngineConfig
+from octavo.engine.constraints import OutputConstraints
 from octavo.engine.loop import EngineLoop
 from octavo.errors import ConfigError, ModelNotFound
 from octavo.loading.progress import Progress
@@ -135,4 +136,5 @@ def build_loop(config: EngineConfig, runner: Runner, info: ModelInfo, table: Tok
         group_min_blocks=info.group_min_blocks,
         token_table=table,
     )
-    return EngineLoop(core, runner, overlap=overlap)
+    constraints = OutputConstraints(table, info.eos_token_ids, info.vocab_size)
+    return EngineLoop(core, runner, overlap=overlap, constraints=constraints)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import socket
 import time
@@ -15,12 +17,13 @@ import numpy.typing as npt
 from octavo.engine.connection import ClientGone, Connection
 from octavo.engine.protocol import FromWorker, Logprobs, ProtocolError, StepOutputs
 
-__all__ = ["ID_BITS", "Client", "Clients", "split"]
+__all__ = ["ID_BITS", "ID_MASK", "Client", "Clients", "split"]
 
 ID_BITS = 48
 """Bits of a request's id that its client may choose; the core sees the client's number above them."""
 
-_ID_MASK = (1 << ID_BITS) - 1
+ID_MASK = (1 << ID_BITS) - 1
+"""The bits of its own choice."""
 _MAX_CLIENTS = 1 << 14
 _PATIENCE_S = 5.0
 
@@ -30,9 +33,6 @@ class Client:
 
     Attributes:
         number: 0 for the first.
-        batch: requests of a batch that is not whole yet.
-        batch_open: more of the batch is to come.
-        batch_refused: one of the batch was refused.
         unfinished: answers still running, by the core's id of their request; kept for all clients but the first.
         gone: it was given up; nothing of it counts any more.
     """
@@ -40,9 +40,6 @@ class Client:
     def __init__(self, number: int, connection: Connection) -> None:
         self.number = number
         self.connection = connection
-        self.batch: list[int] = []
-        self.batch_open = False
-        self.batch_refused = False
         self.unfinished: dict[int, int] = {}
         self.gone = False
         self.clogged_since: float | None = None
@@ -53,7 +50,7 @@ class Client:
         Raises:
             ProtocolError: an id out of range.
         """
-        if not 0 < request_id <= _ID_MASK:
+        if not 0 < request_id <= ID_MASK:
             raise ProtocolError(f"the request id {request_id} is out of range")
         return self.number << ID_BITS | request_id
 
@@ -90,13 +87,12 @@ class Clients:
 
     @property
     def held(self) -> bool:
-        """Whether a step must wait: a client is too far behind, or in the middle of a batch.
+        """Whether a step must wait: a client is too far behind.
 
         The first client may be behind for as long as it likes. Another one is given up after some seconds.
         """
-        held = self.first.batch_open or self.first.connection.clogged
+        held = self.first.connection.clogged
         for client in list(self._others.values()):
-            held |= client.batch_open
             if not client.connection.clogged:
                 client.clogged_since = None
             elif client.clogged_since is None:
@@ -130,6 +126,8 @@ class Clients:
                 messages += [(who, message) for message in self._attempt(who, events)]
             elif descriptor != self._wake:
                 self._take_in()
+            else:
+                self._rest()
         return messages
 
     def send(self, client: Client, message: FromWorker) -> None:
@@ -153,7 +151,7 @@ class Clients:
             self.send(self.first, outputs)
             return
         for number, part in split(outputs):
-            client = self.first if number == 0 else self._others.get(number)
+            client = self.owner(number << ID_BITS)
             if client is None:
                 continue
             if number:
@@ -178,6 +176,17 @@ class Clients:
                 raise
             self._drop(client)
             return []
+
+    def owner(self, core_id: int) -> Client | None:
+        """Whose request it is; None where the client has gone."""
+        number = core_id >> ID_BITS
+        return self.first if number == 0 else self._others.get(number)
+
+    def _rest(self) -> None:
+        """Have had enough of the waking up."""
+        assert self._wake is not None
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 4096)
 
     def _take_in(self) -> None:
         assert self._invitations is not None
@@ -209,7 +218,6 @@ class Clients:
         del self._by_descriptor[descriptor]
         client.connection.close()
         client.gone = True
-        client.batch_open = False
         self.leavers.append(client)
 
     @staticmethod
@@ -230,21 +238,24 @@ class Clients:
 def split(outputs: StepOutputs) -> Iterator[tuple[int, StepOutputs]]:
     """A step's events by client: (number, events under the ids that the client chose), in the order of the events."""
     ids = np.frombuffer(outputs.request_ids, np.int64)
-    owners = ids >> ID_BITS
-    numbers = np.unique(owners).tolist()
+    started = np.frombuffer(outputs.started, np.int64)
+    owners, owners_started = ids >> ID_BITS, started >> ID_BITS
+    numbers = np.unique(np.concatenate((owners, owners_started)) if started.size else owners).tolist()
     if len(numbers) == 1:
-        own = outputs if numbers[0] == 0 else _with_ids(outputs, ids)
+        own = outputs if numbers[0] == 0 else _with_ids(outputs, ids, started)
         yield numbers[0], own
         return
     for number in numbers:
-        yield number, _part(outputs, np.flatnonzero(owners == number))
+        yield number, _part(outputs, np.flatnonzero(owners == number), started[owners_started == number])
 
 
-def _with_ids(outputs: StepOutputs, ids: npt.NDArray[np.int64]) -> StepOutputs:
-    return msgspec.structs.replace(outputs, request_ids=(ids & _ID_MASK).tobytes())
+def _with_ids(outputs: StepOutputs, ids: npt.NDArray[np.int64], started: npt.NDArray[np.int64]) -> StepOutputs:
+    return msgspec.structs.replace(
+        outputs, request_ids=(ids & ID_MASK).tobytes(), started=(started & ID_MASK).tobytes()
+    )
 
 
-def _part(outputs: StepOutputs, events: npt.NDArray[np.int64]) -> StepOutputs:
+def _part(outputs: StepOutputs, events: npt.NDArray[np.int64], started: npt.NDArray[np.int64]) -> StepOutputs:
     """Some of a step's events."""
 
     def take(name: str) -> bytes:
@@ -254,7 +265,7 @@ def _part(outputs: StepOutputs, events: npt.NDArray[np.int64]) -> StepOutputs:
     lasts = ends[events].tolist()
     firsts = np.where(events > 0, ends[events - 1], 0).tolist()
     texts = [outputs.text[first:last] for first, last in zip(firsts, lasts, strict=True)]
-    ids = np.frombuffer(outputs.request_ids, np.int64)[events] & _ID_MASK
+    ids = np.frombuffer(outputs.request_ids, np.int64)[events] & ID_MASK
     return StepOutputs(
         ids.tobytes(),
         take("sample_indices"),
@@ -265,6 +276,8 @@ def _part(outputs: StepOutputs, events: npt.NDArray[np.int64]) -> StepOutputs:
         take("stop_reasons"),
         take("cached_tokens"),
         None if outputs.logprobs is None else _logprobs_part(outputs.logprobs, events),
+        (started & ID_MASK).tobytes(),
+        outputs.started_at if started.size else 0.0,
     )
 
 

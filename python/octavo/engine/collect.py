@@ -45,6 +45,8 @@ class RequestState:
         num_unfinished: answers still running.
         num_cached_tokens: prompt tokens found in the prefix cache.
         sink: takes what is text and nothing else instead of what gathers here; only while nothing does.
+        error: what ended the request, for its consumer.
+        started_at: `time.monotonic()` when the engine first scheduled it; 0 before.
     """
 
     def __init__(self, name: str, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams) -> None:
@@ -52,6 +54,8 @@ class RequestState:
         self.num_unfinished = params.n
         self.num_cached_tokens = 0
         self.sink: Sink | None = None
+        self.error: Exception | None = None
+        self.started_at = 0.0
         self.stop_texts = list(params.stop)
         self.num_logprobs = -1 if params.logprobs is None else params.logprobs
         self._prompt = prompt
@@ -99,6 +103,7 @@ class RequestState:
                     finish_reason=answer.finish_reason,
                     stop_reason=answer.stop_reason,
                     num_cached_tokens=self.num_cached_tokens,
+                    started_at=self.started_at,
                 )
             )
             answer.pieces, answer.token_ids = [], []
@@ -124,6 +129,7 @@ class RequestState:
                 for index, answer in enumerate(self._answers)
             ],
             num_cached_tokens=self.num_cached_tokens,
+            error=self.error,
         )
 
 
@@ -138,6 +144,10 @@ def apply(outputs: StepOutputs, states: Mapping[int, _State], *, push: bool = Tr
     Returns:
         (id, state) of the requests in which something gathered, each once.
     """
+    if outputs.started:
+        for request_id in memoryview(outputs.started).cast("q"):
+            if (state := states.get(request_id)) is not None:
+                state.started_at = outputs.started_at
     text = outputs.text
     touched: dict[int, _State] = {}
     begin = 0

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from octavo.engine.collect import FINISH_REASONS, RequestState, stop_reason, token_logprobs
 from octavo.engine.outputs import TokenLogprobs
 from octavo.engine.protocol import StepOutputs
+from octavo.errors import OctavoError
 
 __all__ = ["Gatherer"]
 
@@ -54,6 +55,15 @@ class Gatherer:
                     self.num_unfinished -= state.num_unfinished == 0
         if self._pending >= _FOLD_EVENTS:
             self.fold()
+
+    def fail(self, request_id: int, error: OctavoError) -> None:
+        """End a request with an error, and keep what it has."""
+        self.fold()
+        state = self._states.get(request_id)
+        if state is not None and state.num_unfinished:
+            state.finish_early("error")
+            state.error = error
+            self.num_unfinished -= 1
 
     def unfinished(self) -> list[int]:
         """Ids of the requests with an answer still running."""

@@ -17,6 +17,7 @@ from octavo.engine.gather import Gatherer
 from octavo.engine.interrupt import DeferredInterrupt
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.progress import ProgressBar
+from octavo.engine.protocol import Rejected
 from octavo.engine.requests import CheckedRequest, RequestMaker
 from octavo.errors import EngineDead, InvalidRequest
 from octavo.sampling_params import SamplingParams
@@ -82,7 +83,7 @@ class LLM:
         self._backend = backend
         # Also when the last reference goes, and when the program ends.
         self._release = weakref.finalize(self, backend.close)
-        self._requests = RequestMaker(backend.model, config.seed)
+        self._requests = RequestMaker(backend.model, config.seed, backend.tokenizer)
         self._last_id = 0
         self._reason: str | None = None
         # Of a thread's own: a signal handler may close what the thread's call uses.
@@ -107,7 +108,8 @@ class LLM:
             use_tqdm: show a progress bar when it takes long and standard error is a terminal.
 
         Returns:
-            One output a prompt, in the prompts' order.
+            One output a prompt, in the prompts' order. One whose answers could not be held to `structured_outputs` to
+            the end has an `error`, and answers that end with "error".
 
         Raises:
             InvalidRequest: a prompt or its parameters cannot be served; none of the prompts is run then.
@@ -174,7 +176,9 @@ class LLM:
                 self._backend.submit(requests)
                 while gatherer.num_unfinished:
                     outputs = self._backend.step()
-                    if outputs is not None:
+                    if isinstance(outputs, Rejected):
+                        gatherer.fail(outputs.request_id, outputs.error.exception())
+                    elif outputs is not None:
                         gatherer.add(outputs)
                         if bar.due():
                             speed = gatherer.num_tokens / max(time.monotonic() - begun, 1e-6)

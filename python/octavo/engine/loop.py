@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo.engine.constraints import Compiled, Failure, OutputConstraints
 from octavo.engine.protocol import Logprobs, StepOutputs
 from octavo.engine.pulse import Phase, Pulse
+from octavo.engine.requests import CheckedRequest, submit_checked
 from octavo.engine.step_sizes import StepSizes
 
 if TYPE_CHECKING:
-    from octavo._core import Core, Frame
+    from octavo._core import Core, Frame, StepPlan
     from octavo.runner.interface import Handle, Runner, StepResult
 
 __all__ = ["EngineLoop"]
@@ -25,20 +28,59 @@ class EngineLoop:
         core: owns the requests; the runner is attached to it here.
         runner: owns the device.
         overlap: plan and launch the next step before the last one's samples are there, so that a device never waits
-            for the host. Tokens are the same either way.
+            for the host. Tokens are the same either way. A step with a sample that is held to a set of tokens is
+            committed before the next is planned, for what may follow depends on it.
+        constraints: what such samples are held to; None where there will be none.
 
     Attributes:
         pulse: where the loop notes what it does.
+        constraints: as given.
     """
 
-    def __init__(self, core: Core, runner: Runner, *, overlap: bool) -> None:
+    def __init__(
+        self, core: Core, runner: Runner, *, overlap: bool, constraints: OutputConstraints | None = None
+    ) -> None:
         self.core = core
         self.runner = runner
         self.pulse = Pulse()
+        self.constraints = OutputConstraints(None, (), 1) if constraints is None else constraints
         self._sizes = StepSizes()
         self._depth = 1 if overlap else 0
-        self._open: deque[tuple[int, Handle]] = deque()
+        self._open: deque[tuple[int, Handle, float]] = deque()
+        # The newest open step, if it has masks.
+        self._masked_step = 0
+        self._failures: list[Failure] = []
         runner.attach(core)
+
+    def submit(self, request: CheckedRequest, arrival_us: int, compiled: Compiled | None = None) -> None:
+        """Queue a request.
+
+        Args:
+            request: as its client made it.
+            arrival_us: when.
+            compiled: of its constraint, if it has one.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded, CapacityExceeded: the request is not queued.
+        """
+        assert (request.constraint is None) == (compiled is None), "a constraint is compiled before"
+        submit_checked(self.core, request, arrival_us)
+        if compiled is not None:
+            try:
+                self.constraints.add(request.request_id, request.params.n, compiled)
+            except BaseException:
+                self.core.abort(request.request_id)
+                raise
+
+    def abort(self, request_id: int) -> bool:
+        """End a request without an event; False when it is not known (any more)."""
+        self.constraints.remove(request_id)
+        return self.core.abort(request_id)
+
+    def take_failures(self) -> list[Failure]:
+        """Requests that ended with an error since the last call: nothing more comes of them."""
+        failures, self._failures = self._failures, []
+        return failures
 
     def has_work(self) -> bool:
         """True while a request waits, runs or is in flight."""
@@ -52,26 +94,44 @@ class EngineLoop:
         """
         pulse = self.pulse
         pulse.enter(Phase.PLAN)
-        plan = self.core.plan()
+        plan = None if self._masked_step else self.core.plan()
         if plan is not None:
+            planned_at = time.monotonic()
             self._sizes.add(plan.num_tokens)
+            if plan.num_masks:
+                self._fill_masks(plan)
             pulse.enter(Phase.LAUNCH)
-            self._open.append((plan.step, self.runner.launch(plan)))
+            self._open.append((plan.step, self.runner.launch(plan), planned_at))
             if len(self._open) <= self._depth:
                 return None
         elif not self._open:
             if self.core.has_work():
                 raise RuntimeError(f"the core has work but plans no step: {self.core.stats()}")
             return None
-        step, handle = self._open.popleft()
+        step, handle, planned_at = self._open.popleft()
         pulse.enter(Phase.WAIT)
         result = handle.result()
         pulse.enter(Phase.COMMIT)
-        outputs = _outputs(self.core.commit(step), result)
+        frame = self.core.commit(step)
+        outputs = _outputs(frame, result, planned_at)
+        if step == self._masked_step:
+            self._masked_step = 0
+            self._fail(self.constraints.advance(frame))
         pulse.count_step()
         # What becomes of them is the caller's.
         pulse.enter(Phase.SEND)
         return outputs
+
+    def _fill_masks(self, plan: StepPlan) -> None:
+        self._masked_step = plan.step
+        failures = self.constraints.fill(self.core.masked(), self.runner.masks[plan.arena])
+        # Their rows are launched with the others; what they draw is dropped.
+        self._fail(failures)
+
+    def _fail(self, failures: list[Failure]) -> None:
+        for request_id, _ in failures:
+            self.abort(request_id)
+        self._failures += failures
 
     def stats(self) -> dict[str, int | float]:
         """The core's gauges and counters, the host's seconds by part of a step, and steps by their tokens."""
@@ -87,7 +147,7 @@ class EngineLoop:
         self.runner.close()
 
 
-def _outputs(frame: Frame, result: StepResult) -> StepOutputs:
+def _outputs(frame: Frame, result: StepResult, planned_at: float) -> StepOutputs:
     """A frame as a message, log probabilities beside it."""
     logprobs = None
     if result.logprobs is not None:
@@ -110,4 +170,6 @@ def _outputs(frame: Frame, result: StepResult) -> StepOutputs:
         frame.stop_reasons,
         frame.cached_tokens,
         logprobs,
+        frame.started,
+        planned_at if frame.started else 0.0,
     )

@@ -29,9 +29,10 @@ class OutputDelta(msgspec.Struct, kw_only=True):
         text: new text; what may still turn out to be a stop text or half a character is held back.
         token_ids: new tokens.
         logprobs: one entry a new token, when asked for.
-        finish_reason: None while it runs; "stop", "length" or "abort".
+        finish_reason: None while it runs; "stop", "length", "abort" or "error".
         stop_reason: the stop text or stop token id that ended it; None for an end token of the model.
         num_cached_tokens: prompt tokens found in the prefix cache.
+        started_at: `time.monotonic()` when the engine first scheduled the request; 0 where that is not known.
     """
 
     index: int = 0
@@ -41,6 +42,7 @@ class OutputDelta(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    started_at: float = 0.0
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
@@ -63,6 +65,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
         prompt_token_ids: the prompt's tokens.
         outputs: n answers, by index.
         num_cached_tokens: prompt tokens found in the prefix cache.
+        error: what ended the request before its answers were complete; None for nothing.
     """
 
     request_id: str
@@ -70,3 +73,4 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
+    error: Exception | None = None

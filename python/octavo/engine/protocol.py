@@ -32,6 +32,7 @@ __all__ = [
     "MAX_FRAME_BYTES",
     "Abort",
     "Accepted",
+    "Constraint",
     "ErrorRecord",
     "Fatal",
     "FrameReader",
@@ -92,18 +93,35 @@ class Load(msgspec.Struct, tag="load", frozen=True):
     config: EngineConfig
 
 
+class Constraint(msgspec.Struct, array_like=True, frozen=True):
+    """What every token of a request's answers is held to; what is None or empty holds nothing.
+
+    Attributes:
+        grammar: kind and text, as `octavo._core.Vocabulary.compile` takes them.
+        allowed_token_ids: the only tokens that may be drawn.
+        bad_words: sequences of tokens that may not come out.
+    """
+
+    grammar: tuple[str, str] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[list[int]] = []
+
+
 class Request(msgspec.Struct, array_like=True, frozen=True):
     """One request.
 
     Attributes:
         request_id: chosen by the client, never used twice.
         prompt: int32 token ids.
-        params: an encoded `SamplingParams` with seed and max_tokens filled in; decoded a request at a time.
+        params: an encoded `SamplingParams` with seed and max_tokens filled in, and without what `constraint` says;
+            decoded a request at a time.
+        constraint: what its answers are held to.
     """
 
     request_id: int
     prompt: bytes
     params: msgspec.Raw
+    constraint: Constraint | None = None
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
@@ -173,8 +191,13 @@ class Logprobs(msgspec.Struct, array_like=True, frozen=True):
     top: bytes
 
 
-class StepOutputs(msgspec.Struct, tag="step", frozen=True):
-    """One step's events, an event a sampled token; arrays as in `octavo._core.Frame`."""
+class StepOutputs(msgspec.Struct, tag="step", frozen=True, omit_defaults=True):
+    """One step's events, an event a sampled token; arrays as in `octavo._core.Frame`.
+
+    Attributes:
+        started: int64 ids of the requests that were scheduled for the first time.
+        started_at: when, on this machine's `time.monotonic()`.
+    """
 
     request_ids: bytes
     sample_indices: bytes
@@ -185,6 +208,8 @@ class StepOutputs(msgspec.Struct, tag="step", frozen=True):
     stop_reasons: bytes
     cached_tokens: bytes
     logprobs: Logprobs | None = None
+    started: bytes = b""
+    started_at: float = 0.0
 
 
 class Accepted(msgspec.Struct, tag="accepted", frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from octavo.engine.protocol import Request, Submit
+from octavo.engine.protocol import Constraint, Request, Submit
 from octavo.errors import ContextLengthExceeded, InvalidRequest
 from octavo.runner.interface import ModelInfo
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from octavo._core import Core
+    from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["CheckedRequest", "RequestMaker", "submissions", "submit", "submit_checked"]
+__all__ = ["CheckedRequest", "RequestMaker", "read_request", "submissions", "submit_checked"]
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(SamplingParams)
@@ -34,6 +36,7 @@ class CheckedRequest(msgspec.Struct, frozen=True, gc=False):
         request_id: chosen by the client, never used twice.
         prompt: int32 token ids.
         params: the caller's own, never changed here; the fields below stand in for those of the same names.
+        constraint: what `params` say of single tokens, as the engine's half takes it.
     """
 
     request_id: int
@@ -43,6 +46,7 @@ class CheckedRequest(msgspec.Struct, frozen=True, gc=False):
     max_tokens: int
     min_tokens: int
     temperature: float
+    constraint: Constraint | None = None
 
     def to_send(self) -> Request:
         """The request as a message to the engine's process."""
@@ -50,7 +54,9 @@ class CheckedRequest(msgspec.Struct, frozen=True, gc=False):
         filled = copy.copy(self.params)
         filled.seed, filled.max_tokens = self.seed, self.max_tokens
         filled.min_tokens, filled.temperature = self.min_tokens, self.temperature
-        return Request(self.request_id, self.prompt, msgspec.Raw(_ENCODER.encode(filled)))
+        if self.constraint is not None:
+            filled.structured_outputs, filled.allowed_token_ids, filled.bad_words = None, None, []
+        return Request(self.request_id, self.prompt, msgspec.Raw(_ENCODER.encode(filled)), self.constraint)
 
 
 class RequestMaker:
@@ -62,12 +68,15 @@ class RequestMaker:
     Args:
         info: the model's limits.
         seed: the engine's.
+        tokenizer: the model's, for texts that may not come out.
     """
 
-    def __init__(self, info: ModelInfo, seed: int) -> None:
+    def __init__(self, info: ModelInfo, seed: int, tokenizer: Tokenizer | None = None) -> None:
         self._info = info
         self._seed = seed
+        self._tokenizer = tokenizer
         self._drawn = 0
+        self._last_constraint: Constraint | None = None
 
     def defaults(self, max_tokens: int | None = 16) -> SamplingParams:
         """Parameters for who gives none: those that the model's makers recommend.
@@ -81,20 +90,62 @@ class RequestMaker:
         recommended: dict[str, Any] = self._info.sampling_defaults
         return SamplingParams(**recommended, max_tokens=max_tokens)
 
-    def make(self, request_id: int, prompt: Sequence[int], params: SamplingParams) -> Request:
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """What single tokens are held to; texts are tokenized here, so a thread may be the place for it.
+
+        Raises:
+            InvalidRequest: parameters out of range, or more than this model can do.
+        """
+        params.validate()
+        if not params.is_constrained:
+            return None
+        allowed, vocab_size = params.allowed_token_ids, self._info.vocab_size
+        if allowed is not None and max(allowed) >= vocab_size:
+            raise InvalidRequest(
+                f"allowed_token_ids: {max(allowed)} is outside the vocabulary; ids go from 0 to {vocab_size - 1}",
+                "allowed_token_ids",
+            )
+        return Constraint(_grammar(params), allowed, self._bad_words(params.bad_words) if params.bad_words else [])
+
+    def _bad_words(self, texts: list[str]) -> list[list[int]]:
+        """Tokens of each text, as an answer begins with it and as it follows other words."""
+        if self._tokenizer is None:
+            raise InvalidRequest("bad_words: the model has no tokenizer; ban tokens by logit_bias", "bad_words")
+        sequences: dict[tuple[int, ...], None] = {}
+        for text in texts:
+            word = text.lstrip()
+            for spelled in (word, f" {word}"):
+                sequences[tuple(self._tokenizer.encode(spelled, add_special_tokens=False))] = None
+        return [list(sequence) for sequence in sequences if sequence]
+
+    def make(
+        self, request_id: int, prompt: Sequence[int], params: SamplingParams, constraint: Constraint | None = None
+    ) -> Request:
         """A request that the engine's half will take, unless its KV cache is too small for it.
 
         max_tokens is cut to what the context leaves, so an answer that runs into the context's end finishes with
         "length".
 
+        Args:
+            request_id: as of `CheckedRequest`.
+            prompt: token ids.
+            params: what the caller asks for.
+            constraint: of `params`, where it was made before.
+
         Raises:
             InvalidRequest: empty prompt, an id outside the vocabulary, parameters out of range.
             ContextLengthExceeded: no room for one token after the prompt.
         """
-        return self.check(request_id, prompt, params).to_send()
+        return self.check(request_id, prompt, params, constraint=constraint).to_send()
 
     def check(
-        self, request_id: int, prompt: Sequence[int], params: SamplingParams, *, same_params: bool = False
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        same_params: bool = False,
+        constraint: Constraint | None = None,
     ) -> CheckedRequest:
         """As `make`, for an engine in this process: nothing is encoded.
 
@@ -103,16 +154,14 @@ class RequestMaker:
             prompt: token ids.
             params: what the caller asks for.
             same_params: the last request's were the same object, so their ranges need no second look.
+            constraint: of `params`, where it was made before.
 
         Raises:
             InvalidRequest, ContextLengthExceeded: as `make`.
         """
         ids = self._check_prompt(prompt)
         if not same_params:
-            params.validate()
-            for field in ("structured_outputs", "allowed_token_ids", "bad_words"):
-                if getattr(params, field):
-                    raise InvalidRequest(f"{field}: this engine cannot hold its output to it; leave it out", field)
+            self._last_constraint = self.constraint(params) if constraint is None else constraint
         room = self._info.max_model_len - len(ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         return CheckedRequest(
@@ -123,6 +172,7 @@ class RequestMaker:
             max_tokens,
             min(params.min_tokens, max_tokens),
             params.temperature if params.temperature >= _GREEDY_BELOW else 0.0,
+            self._last_constraint,
         )
 
     def _check_prompt(self, prompt: Sequence[int]) -> array[int]:
@@ -176,17 +226,15 @@ def submissions(requests: Sequence[Request], *, batch: bool = False) -> Iterator
         yield Submit(chunk, batch=batch)
 
 
-def submit(core: Core, request: Request, arrival_us: int, core_id: int | None = None) -> None:
-    """Queue a request. The engine's half.
+def read_request(request: Request, core_id: int | None = None) -> CheckedRequest:
+    """A request as its client sent it. The engine's half.
 
     Args:
-        core: takes it.
-        request: as its client sent it.
-        arrival_us: when.
+        request: what came.
         core_id: the core's id of it where that is not the client's.
 
     Raises:
-        InvalidRequest, ContextLengthExceeded, CapacityExceeded: the request is not queued.
+        InvalidRequest: its parameters are none.
     """
     try:
         params = _DECODER.decode(request.params)
@@ -194,23 +242,39 @@ def submit(core: Core, request: Request, arrival_us: int, core_id: int | None = 
         raise InvalidRequest(f"sampling parameters: {error}") from None
     if params.max_tokens is None or params.seed is None:
         raise InvalidRequest("sampling parameters: max_tokens and seed must be filled in before a request is submitted")
-    submit_checked(
-        core,
-        CheckedRequest(
-            request.request_id if core_id is None else core_id,
-            request.prompt,
-            params,
-            params.seed,
-            params.max_tokens,
-            params.min_tokens,
-            params.temperature,
-        ),
-        arrival_us,
+    return CheckedRequest(
+        request.request_id if core_id is None else core_id,
+        request.prompt,
+        params,
+        params.seed,
+        params.max_tokens,
+        params.min_tokens,
+        params.temperature,
+        request.constraint,
     )
 
 
+def _grammar(params: SamplingParams) -> tuple[str, str] | None:
+    """Kind and text of what the whole answer is held to, as the engine's half compiles it."""
+    if params.structured_outputs is None:
+        return None
+    ((kind, value),) = params.structured_outputs.items()
+    if kind == "json_object":
+        return kind, ""
+    if isinstance(value, str):
+        return kind, value
+    try:
+        return kind, json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"structured_outputs: the schema is not JSON ({error})", "structured_outputs") from None
+
+
 def submit_checked(core: Core, request: CheckedRequest, arrival_us: int) -> None:
-    """As `submit`, of a request that took no way through a socket."""
+    """Queue a request. The engine's half.
+
+    Raises:
+        InvalidRequest, ContextLengthExceeded, CapacityExceeded: the request is not queued.
+    """
     params = request.params
     core.submit(
         request.request_id,
@@ -236,4 +300,5 @@ def submit_checked(core: Core, request: CheckedRequest, arrival_us: int) -> None
         priority=params.priority,
         cache_salt=params.cache_salt.encode(),
         logit_bias=list(params.logit_bias.items()) if params.logit_bias else [],
+        constrained=request.constraint is not None,
     )

@@ -22,17 +22,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from octavo.config import EngineConfig
-from octavo.engine.clients import Client, Clients
+from octavo.engine.clients import ID_MASK, Client, Clients
 from octavo.engine.collector import set_aside
 from octavo.engine.connection import ClientGone, Connection
+from octavo.engine.intake import Intake
 from octavo.engine.loop import EngineLoop
 from octavo.engine.process import die_with
 from octavo.engine.protocol import (
     Abort,
-    Accepted,
     ErrorRecord,
     Fatal,
     Load,
@@ -46,7 +44,6 @@ from octavo.engine.protocol import (
     Submit,
 )
 from octavo.engine.pulse import Phase, Pulse
-from octavo.engine.requests import submit
 from octavo.errors import OctavoError
 from octavo.log_format import configure_child
 from octavo.runner.interface import ModelInfo
@@ -60,13 +57,6 @@ _PROGRESS_INTERVAL_S = 0.05
 _LAST_WORDS_S = 1.0
 
 
-class _Answers(msgspec.Struct):
-    n: int = 1
-
-
-_ANSWERS = msgspec.msgpack.Decoder(_Answers)
-
-
 class Worker:
     """Serves clients until the first has gone.
 
@@ -74,14 +64,16 @@ class Worker:
         clients: who asks.
         loop: the loaded engine.
         info: what it is, for clients that come later.
+        wake: ends the sleep of `Clients.exchange`, from any thread.
 
     Attributes:
         stopping: set by a signal handler; `run` returns before the next step.
     """
 
-    def __init__(self, clients: Clients, loop: EngineLoop, info: ModelInfo) -> None:
+    def __init__(self, clients: Clients, loop: EngineLoop, info: ModelInfo, wake: Callable[[], None]) -> None:
         self._clients = clients
         self._loop = loop
+        self._intake = Intake(clients, loop, wake)
         self._info = info
         self.stopping = False
 
@@ -107,6 +99,7 @@ class Worker:
                 pulse.enter(Phase.RECEIVE)
             for client, message in messages:
                 self._handle(client, message)
+            self._intake.take_compiled()
             self._greet()
             self._say_goodbye()
             if clients.held:
@@ -114,6 +107,15 @@ class Worker:
             outputs = loop.step()
             if outputs is not None:
                 clients.deliver(outputs)
+            for request_id, error in loop.take_failures():
+                self._tell(request_id, error)
+
+    def _tell(self, core_id: int, error: OctavoError) -> None:
+        """End a request that was taken with an error."""
+        client = self._clients.owner(core_id)
+        if client is not None:
+            client.unfinished.pop(core_id, None)
+            self._clients.send(client, Rejected(core_id & ID_MASK, ErrorRecord.of(error)))
 
     def _greet(self) -> None:
         newcomers = self._clients.newcomers
@@ -123,57 +125,22 @@ class Worker:
     def _say_goodbye(self) -> None:
         leavers = self._clients.leavers
         while leavers:
-            for request_id in leavers.pop().unfinished:
-                self._loop.core.abort(request_id)
+            self._intake.leave(leavers.pop())
 
     def _handle(self, client: Client, message: Any) -> None:
         if client.gone:
             return
         try:
             if isinstance(message, Submit):
-                self._submit(client, message)
+                self._intake.submit(client, message)
             elif isinstance(message, Abort):
-                for request_id in message.request_ids:
-                    core_id = client.core_id(request_id)
-                    client.unfinished.pop(core_id, None)
-                    self._loop.core.abort(core_id)
+                self._intake.abort(client, message.request_ids)
             elif isinstance(message, StatsQuery):
                 self._clients.send(client, Stats(message.query_id, self._loop.stats()))
             else:
                 raise ProtocolError(f"{type(message).__name__} is not expected here")
         except ProtocolError as error:
             self._clients.refuse(client, error)
-
-    def _submit(self, client: Client, message: Submit) -> None:
-        now_us = time.monotonic_ns() // 1000
-        for request in message.requests:
-            if message.batch and client.batch_refused:
-                break
-            core_id = client.core_id(request.request_id)
-            try:
-                submit(self._loop.core, request, now_us, core_id)
-            except OctavoError as error:
-                self._clients.send(client, Rejected(request.request_id, ErrorRecord.of(error)))
-                client.batch_refused = message.batch
-            else:
-                if message.batch:
-                    client.batch.append(core_id)
-                if client.number:
-                    client.unfinished[core_id] = _num_answers(request.params)
-        client.batch_open = message.batch and message.more
-        if message.batch and not message.more:
-            self._close_batch(client)
-
-    def _close_batch(self, client: Client) -> None:
-        """All of the batch or nothing: no step was taken since its first request."""
-        if client.batch_refused:
-            for core_id in client.batch:
-                client.unfinished.pop(core_id, None)
-                self._loop.core.abort(core_id)
-        else:
-            self._clients.send(client, Accepted())
-        client.batch.clear()
-        client.batch_refused = False
 
 
 class _ProgressSender:
@@ -261,7 +228,13 @@ def _serve(
         return 2
     set_aside()
     loop.pulse = pulse
-    worker = Worker(Clients(connection, wake_read, invitations), loop, info)
+
+    def wake() -> None:
+        # Full, it wakes as well.
+        with contextlib.suppress(BlockingIOError):
+            os.write(wake_write, b"\0")
+
+    worker = Worker(Clients(connection, wake_read, invitations), loop, info, wake)
 
     def stop(_number: int, _frame: object) -> None:
         worker.stopping = True
@@ -277,11 +250,6 @@ def _serve(
     # After any other failure the client is told at once, and the memory goes with the process.
     loop.close()
     return 0
-
-
-def _num_answers(params: msgspec.Raw) -> int:
-    """How many answers a request that was taken asks for."""
-    return _ANSWERS.decode(params).n
 
 
 def _await_config(connection: Connection) -> EngineConfig:

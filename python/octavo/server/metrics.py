@@ -51,7 +51,11 @@ _HISTOGRAMS = (
     ("inter_token_latency_seconds", "Between two tokens of an answer.", _TOKEN_SECONDS),
     ("request_time_per_output_token_seconds", "Mean time a token of a request after its first.", _TOKEN_SECONDS),
     ("e2e_request_latency_seconds", "From arrival to the answer's end.", _REQUEST_SECONDS),
-    ("request_queue_time_seconds", "Time a request waited for its turn at the door.", _REQUEST_SECONDS),
+    (
+        "request_queue_time_seconds",
+        "Time a request waited for its turn, at the door and in the engine.",
+        _REQUEST_SECONDS,
+    ),
     ("request_inference_time_seconds", "From admission to the last token.", _REQUEST_SECONDS),
     ("request_prefill_time_seconds", "From admission to the first token.", _REQUEST_SECONDS),
     ("request_decode_time_seconds", "From the first token to the last.", _REQUEST_SECONDS),

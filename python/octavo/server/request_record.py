@@ -44,7 +44,7 @@ class RequestRecord:
     __slots__ = (
         "_admission", "_arrival", "_began", "_cached", "_ended", "_finish_reasons", "_first", "_gap_bounds",
         "_gap_counts", "_gaps", "_generated", "_last", "_last_at", "_metrics", "_num_answers", "_params", "_series",
-        "_tokens", "_variant", "completion_tokens", "model", "name", "prompt_tokens", "variant",
+        "_started", "_tokens", "_variant", "completion_tokens", "model", "name", "prompt_tokens", "variant",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +70,7 @@ class RequestRecord:
         self._began = 0.0
         self._admission: Admission | None = None
         self._first = 0.0
+        self._started = 0.0
         self._ended = 0.0
         self._last: dict[int, float] = {}
         self._tokens: dict[int, int] = {}
@@ -98,7 +99,7 @@ class RequestRecord:
 
     @property
     def _admitted(self) -> float:
-        """When it went to the engine."""
+        """When the engine began with it; before that is told, when it went to the engine."""
         return (self._began or self._arrival) + (self.queue_time or 0.0)
 
     def add(self, prompt: int, choice: int, delta: OutputDelta) -> None:
@@ -145,6 +146,7 @@ class RequestRecord:
             series.prompt_tokens_cached.value += delta.num_cached_tokens
         if not self._first:
             self._first = now
+            self._started = delta.started_at
             series.prompt_tokens.value += self.prompt_tokens
             series.first_token.observe(now - self._arrival)
             if self._variant is not None:
@@ -233,8 +235,14 @@ class RequestRecord:
 
     @property
     def queue_time(self) -> float | None:
-        """Seconds that it waited for its turn; None where it did not come to that."""
-        return None if self._admission is None else self._admission.waited
+        """Seconds that it waited for its turn; None where it did not come to that.
+
+        The engine's own queue is counted once there is a token.
+        """
+        waited = None if self._admission is None else self._admission.waited
+        if waited is None or not self._started:
+            return waited
+        return max(self._started - (self._began or self._arrival), waited)
 
     @property
     def time_to_first_token(self) -> float | None:

@@ -139,7 +139,8 @@ impl Core {
         let request = self.request_mut(place);
         if request.cached_tokens.is_none() {
             request.cached_tokens = Some(cached as u32);
-            let prompt = request.num_prompt as u64;
+            let (request_id, prompt) = (request.spec.request_id, request.num_prompt as u64);
+            self.started.push(request_id);
             self.stats.prompt_tokens += prompt;
             self.stats.cached_prompt_tokens += cached as u64;
         }

@@ -51,6 +51,8 @@ pub struct Frame {
     pub stop_reasons: Vec<i32>,
     /// Prompt tokens found in the prefix cache at first admission.
     pub cached_tokens: Vec<i32>,
+    /// Requests, whether they have an event or not, whose wait ended with this step.
+    pub started: Vec<i64>,
 }
 
 impl Frame {
@@ -66,6 +68,7 @@ impl Frame {
             finish_reasons: ints(),
             stop_reasons: ints(),
             cached_tokens: ints(),
+            started: Vec::with_capacity(events),
         }
     }
 
@@ -91,6 +94,7 @@ impl Frame {
         self.finish_reasons.clear();
         self.stop_reasons.clear();
         self.cached_tokens.clear();
+        self.started.clear();
     }
 }
 
@@ -110,17 +114,25 @@ pub(crate) struct OpenStep {
     pub(crate) rows: Vec<OpenRow>,
     /// The sequence of each sample, in logits order.
     pub(crate) samples: Vec<SequenceId>,
+    /// Requests admitted for the first time.
+    pub(crate) started: Vec<i64>,
 }
 
 impl OpenStep {
     pub(crate) fn with_capacity(rows: usize) -> Self {
-        Self { step: 0, rows: Vec::with_capacity(rows), samples: Vec::with_capacity(rows) }
+        Self {
+            step: 0,
+            rows: Vec::with_capacity(rows),
+            samples: Vec::with_capacity(rows),
+            started: Vec::with_capacity(rows),
+        }
     }
 
     pub(crate) fn clear(&mut self, step: u64) {
         self.step = step;
         self.rows.clear();
         self.samples.clear();
+        self.started.clear();
     }
 }
 
@@ -131,8 +143,9 @@ impl Core {
     /// When `step` is not the oldest open step, ids are missing, or one of them is outside the vocabulary; nothing has
     /// changed then.
     pub fn commit(&mut self, step: u64, sampled: &[i32]) -> Result<&Frame> {
-        let open = self.take_open(step, sampled)?;
+        let mut open = self.take_open(step, sampled)?;
         self.frame.clear();
+        std::mem::swap(&mut self.frame.started, &mut open.started);
         let mut samples = open.samples.iter().zip(sampled).enumerate();
         let mut stopped = false;
         for row in &open.rows {

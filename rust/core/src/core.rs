@@ -47,6 +47,8 @@ pub struct Core {
     pub(crate) frame: Frame,
     /// Request and answer of each masked sample of the step planned last.
     pub(crate) masked: Vec<(i64, u32)>,
+    /// Requests admitted for the first time since the step planned last.
+    pub(crate) started: Vec<i64>,
     pub(crate) stats: Stats,
     /// The step planned last.
     pub(crate) step: u64,
@@ -94,6 +96,7 @@ impl Core {
             groups: Groups::default(),
             frame: Frame::with_capacity(rows),
             masked: Vec::with_capacity(rows),
+            started: Vec::with_capacity(rows),
             stats: Stats { blocks_total: config.usable_blocks() as u64, ..Stats::default() },
             step: 0,
             arrivals: 0,

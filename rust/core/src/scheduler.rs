@@ -51,6 +51,7 @@ impl Core {
             return Ok(None);
         }
         self.step = step;
+        std::mem::swap(&mut open.started, &mut self.started);
         self.stats.steps += 1;
         self.open.push_back(open);
         Ok(Some(writer.finish()))

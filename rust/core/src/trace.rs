@@ -107,6 +107,9 @@ pub fn describe(core: &Core, plan: &StepPlan, arena: &[i32]) -> String {
 
 fn describe_frame(core: &Core, step: u64) -> String {
     let (frame, mut out) = (core.frame(), format!("commit {step}\n"));
+    if !frame.started.is_empty() {
+        let _ = writeln!(out, "  started {:?}", frame.started);
+    }
     for event in 0..frame.len() {
         let _ = write!(
             out,

@@ -64,6 +64,7 @@ pub(crate) struct Frame {
     finish_reasons: Py<PyBytes>,
     stop_reasons: Py<PyBytes>,
     cached_tokens: Py<PyBytes>,
+    started: Py<PyBytes>,
 }
 
 impl Frame {
@@ -71,13 +72,7 @@ impl Frame {
         let ints = |values: &[i32]| int32_bytes(py, values);
         Ok(Self {
             num_events: frame.len(),
-            request_ids: PyBytes::new_with(py, frame.len() * 8, |out| {
-                for (to, id) in out.as_chunks_mut::<8>().0.iter_mut().zip(&frame.request_ids) {
-                    *to = id.to_le_bytes();
-                }
-                Ok(())
-            })?
-            .unbind(),
+            request_ids: int64_bytes(py, &frame.request_ids)?,
             sample_indices: ints(&frame.sample_indices)?,
             logit_indices: ints(&frame.logit_indices)?,
             token_ids: ints(&frame.token_ids)?,
@@ -86,6 +81,7 @@ impl Frame {
             finish_reasons: ints(&frame.finish_reasons)?,
             stop_reasons: ints(&frame.stop_reasons)?,
             cached_tokens: ints(&frame.cached_tokens)?,
+            started: int64_bytes(py, &frame.started)?,
         })
     }
 }
@@ -104,6 +100,16 @@ impl Frame {
             })
             .collect()
     }
+}
+
+fn int64_bytes(py: Python<'_>, values: &[i64]) -> PyResult<Py<PyBytes>> {
+    let bytes = PyBytes::new_with(py, size_of_val(values), |out| {
+        for (to, value) in out.as_chunks_mut::<8>().0.iter_mut().zip(values) {
+            *to = value.to_le_bytes();
+        }
+        Ok(())
+    })?;
+    Ok(bytes.unbind())
 }
 
 fn int32_bytes(py: Python<'_>, values: &[i32]) -> PyResult<Py<PyBytes>> {

@@ -1,7 +1,7 @@
 //! An engine around the core: a device, steps in flight, and the answers that came out.
 #![allow(clippy::unwrap_used, reason = "a harness fails by panicking")]
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use octavo_core::{Config, Core, RequestSpec, StepPlan};
 
@@ -17,6 +17,7 @@ pub(crate) struct Engine {
     with_text: bool,
     specs: BTreeMap<i64, RequestSpec>,
     answers: BTreeMap<(i64, i32), Answer>,
+    started: BTreeSet<i64>,
 }
 
 impl Engine {
@@ -33,6 +34,7 @@ impl Engine {
             with_text,
             specs: BTreeMap::new(),
             answers: BTreeMap::new(),
+            started: BTreeSet::new(),
         }
     }
 
@@ -94,6 +96,9 @@ impl Engine {
 
     fn commit(&mut self, plan: &StepPlan, sampled: &[i32]) {
         let frame = self.core.commit(plan.step, sampled).unwrap();
+        for &id in &frame.started {
+            assert!(self.started.insert(id), "request {id} started twice");
+        }
         let mut start = 0;
         for event in 0..frame.len() {
             let end = frame.text_ends[event] as usize;
@@ -101,6 +106,7 @@ impl Engine {
             assert!(self.specs.contains_key(&key.0), "an event of an aborted request");
             let answer = self.answers.get_mut(&key).unwrap();
             assert_eq!(answer.finish, 0, "an event after the end");
+            assert!(self.started.contains(&key.0), "an event before the start");
             assert_eq!(sampled[frame.logit_indices[event] as usize], frame.token_ids[event]);
             answer.tokens.push(frame.token_ids[event]);
             answer.text.push_str(std::str::from_utf8(&frame.text[start..end]).unwrap());
