@@ -209,11 +209,12 @@ def test_log_probabilities_are_of_what_is_allowed(llm: LLM) -> None:
     allowed = [11, 40, 97]
     params = SamplingParams(temperature=0, max_tokens=12, allowed_token_ids=allowed, logprobs=5)
     (output,) = llm.generate(PROMPTS[0], params)
-    for position in output.outputs[0].logprobs or []:
+    positions = output.outputs[0].logprobs or []
+    assert len(positions) == 12
+    for position in positions:
         assert position.token_id in allowed
-        finite = [value for token, value in position.top if value > -math.inf]
-        assert abs(sum(math.exp(value) for value in finite) - 1) < 1e-4
-        assert len(finite) == 3
+        assert sorted(token for token, _ in position.top) == allowed
+        assert abs(sum(math.exp(value) for _, value in position.top) - 1) < 1e-4
 
 
 def test_biases_move_what_is_drawn(llm: LLM) -> None:

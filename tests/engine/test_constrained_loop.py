@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -271,3 +273,26 @@ def test_what_cannot_be_compiled_is_refused() -> None:
     bare = build_loop(EngineConfig(model="fake"), FakeRunner(INFO), INFO, None)
     with pytest.raises(InvalidRequest, match="no tokenizer"):
         add(bare, 1, [1], SamplingParams(structured_outputs={"regex": "a"}))
+
+
+def test_threads_end_with_their_engine() -> None:
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "octavo-grammar"]
+
+    before = len(threads())
+    loop = make_loop()
+    assert len(threads()) == before, "who asks for nothing pays nothing"
+    constraint = Constraint(("regex", "[a-z]+"))
+    distinct = [Constraint(("regex", f"[a-z]{{{count}}}")) for count in range(1, 9)]
+    compiled = loop.constraints.compile_all([None, constraint, constraint, *distinct])
+    assert compiled[0] is None
+    assert compiled[1] is compiled[2]
+    assert len(threads()) > before
+    with pytest.raises(InvalidRequest, match="regex"):
+        loop.constraints.compile_all([constraint, Constraint(("regex", "(")), *distinct])
+    loop.close()
+    loop.close()
+    deadline = time.monotonic() + 5
+    while len(threads()) > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -203,7 +204,10 @@ def stop_reason(finish: int, reason: int, stop_texts: list[str]) -> int | str | 
 
 
 def token_logprobs(outputs: StepOutputs, event: int, token_id: int, count: int) -> TokenLogprobs:
-    """Log probabilities of one event; a step carries as many columns as its greediest request asked for."""
+    """Log probabilities of one event; a step carries as many columns as its greediest request asked for.
+
+    Where fewer tokens could be drawn at all, the others' columns hold no token and minus infinity.
+    """
     columns = outputs.logprobs
     if columns is None:
         raise RuntimeError("a request asked for log probabilities and its step has none")
@@ -212,4 +216,7 @@ def token_logprobs(outputs: StepOutputs, event: int, token_id: int, count: int) 
     ids = memoryview(columns.top_ids).cast("i")[first:last]
     values = memoryview(columns.top).cast("f")[first:last]
     chosen = memoryview(columns.chosen).cast("f")[event]
-    return TokenLogprobs(token_id, chosen, list(zip(ids.tolist(), values.tolist(), strict=True)))
+    top: list[tuple[int, float]] = [
+        pair for pair in zip(ids.tolist(), values.tolist(), strict=True) if pair[1] != -math.inf
+    ]
+    return TokenLogprobs(token_id, chosen, top)

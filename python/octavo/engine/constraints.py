@@ -62,7 +62,7 @@ class OutputConstraints:
         self._followed: Constraints | None = None
         # Answers still running, by request.
         self._unfinished: dict[int, int] = {}
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._num_threads = 0
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class OutputConstraints:
         if self._num_threads < min(_MAX_THREADS, os.cpu_count() or 1):
             self._num_threads += 1
             # A daemon: an engine that ends waits for nobody's grammar.
-            threading.Thread(target=self._work, name="octavo-grammar", daemon=True).start()
+            threading.Thread(target=_work, args=(self._jobs,), name="octavo-grammar", daemon=True).start()
 
     def compile_all(self, constraints: list[Constraint | None]) -> list[Compiled | None]:
         """Compile many at once and wait for all; equal ones are compiled once.
@@ -127,9 +127,11 @@ class OutputConstraints:
             ready.append(outcome)
         return ready
 
-    def _work(self) -> None:
-        while True:
-            self._jobs.get()()
+    def close(self) -> None:
+        """Let the threads end once they have done what they were given. Idempotent."""
+        while self._num_threads:
+            self._num_threads -= 1
+            self._jobs.put(None)
 
     def _get_vocabulary(self) -> Vocabulary:
         from octavo._core import Vocabulary
@@ -196,6 +198,13 @@ class OutputConstraints:
                 self.remove(ids[event])
         # What fails with an answer's last token is of no consequence.
         return _failures([(request_id, message) for request_id, message in failed if request_id in self._unfinished])
+
+
+def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    """What a thread does; it knows no more than the queue, so that it keeps nothing alive."""
+    while (job := jobs.get()) is not None:
+        job()
+        del job
 
 
 def _failures(messages: list[tuple[int, str]]) -> list[Failure]:

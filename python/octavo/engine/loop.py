@@ -144,6 +144,7 @@ class EngineLoop:
 
     def close(self) -> None:
         """Give the device's memory back; no step may follow."""
+        self.constraints.close()
         self.runner.close()
 
 

@@ -13,7 +13,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     Attributes:
         token_id: the token chosen.
         logprob: its log probability, before penalties and temperature.
-        top: (token id, log probability) of the likeliest, best first; as many as asked for.
+        top: (token id, log probability) of the likeliest, best first; as many as asked for, or as can be drawn.
     """
 
     token_id: int
