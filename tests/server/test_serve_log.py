@@ -115,6 +115,9 @@ def test_the_end_counts_what_finished_and_what_was_cut_short() -> None:
             thread.start()
         wait_for(lambda: 'vllm:num_requests_running{model_name="slow",engine="0"} 3.0' in client.get("/metrics").text)
         process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "refusing new requests" in log.text)
+        # Is not counted: it did not run.
+        assert ask(client).json()["error"]["code"] == "server_stopping"
         for thread in threads:
             thread.join(20)
         assert process.wait(20) == 0

@@ -37,5 +37,7 @@ async def keep_watchdog() -> None:
     text = os.environ.get("WATCHDOG_USEC", "")
     if not text.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return
-    while notify("WATCHDOG=1"):
+    while True:
+        # A word that is lost, as systemd was behind, is said again in time.
+        notify("WATCHDOG=1")
         await asyncio.sleep(int(text) / 2e6)

@@ -43,7 +43,7 @@ class ServerState:
         siblings: other processes of this server; None where it is the only one.
         draining: the end has begun; requests are still taken until `stopping`.
         stopped: set with `stopping`.
-        num_ended: exchanges that were answered, or broke off.
+        num_ended: exchanges that were answered, or broke off; not those that came when requests were refused.
     """
 
     def __init__(
@@ -169,6 +169,7 @@ class ServerState:
         Returns:
             False when the client left first and the work was cancelled.
         """
+        counts = not self._stopping
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(wait_gone(receive))
         self._running.add(task)
@@ -177,7 +178,7 @@ class ServerState:
             stayed = task.done()
         finally:
             self._running.discard(task)
-            self.num_ended += 1
+            self.num_ended += counts
             if not self._running:
                 self._quiet.set()
             if not task.done():
