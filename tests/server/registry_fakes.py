@@ -82,3 +82,10 @@ async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> Non
     while not condition():
         assert asyncio.get_running_loop().time() < end
         await asyncio.sleep(0.005)
+
+
+async def ask(models: ModelRegistry, name: str | None, **how: Any) -> str:
+    """Which model answers."""
+    served, release = await models.acquire(name, **how)
+    release()
+    return str(served.version)

@@ -11,16 +11,8 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDead, InvalidRequest, ModelNotFound, ModelNotServed, NotEnoughMemory
 from octavo.server.entry import ModelState
 from octavo.server.errors import EngineLoading, ModelUnavailable, ServerStopping
-from octavo.server.registry import ModelRegistry
-from registry_fakes import Engines, eventually, registry, run
+from registry_fakes import Engines, ask, eventually, registry, run
 from server_fakes import FakeEngine
-
-
-async def ask(models: ModelRegistry, name: str | None, **how: Any) -> str:
-    """Which model answers."""
-    served, release = await models.acquire(name, **how)
-    release()
-    return str(served.version)
 
 
 def test_names() -> None:

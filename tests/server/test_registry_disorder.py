@@ -12,7 +12,7 @@ from octavo.errors import ModelNotServed, OctavoError
 from octavo.server.entry import ModelState
 from octavo.server.errors import EngineLoading, ModelUnavailable, ServerStopping
 from octavo.server.registry import ModelRegistry
-from registry_fakes import Engines, registry, run
+from registry_fakes import Engines, eventually, registry, run
 from server_fakes import FakeEngine
 
 MOST = 2
@@ -126,10 +126,11 @@ def test_no_engine_is_closed_under_a_request_and_nothing_is_left_over(seed: int,
         if limited:
             # One more while a swap has both.
             assert engines.most_open <= MOST + 1
+        # A load goes on when the client that it was begun for has left.
+        await eventually(lambda: all(entry.loading is None for entry in models.entries))
         for entry in models.entries:
             assert (entry.leases, entry.num_waiting) == (0, 0)
             assert (entry.engine is None) == (entry.state in (ModelState.UNLOADED, ModelState.FAILED))
-            assert entry.loading is None
         assert (models._swap_locks, models._swap_under_way) == ({}, None)
         drains = [entry.draining for entry in models.entries if entry.draining is not None]
         await asyncio.gather(*drains)

@@ -20,7 +20,7 @@ class Catalog:
     """Models by name.
 
     A name is a model's id (`name@version` or `name`) or an alias, which stands for one model or divides its requests
-    among several by weight; an alias hides a model of the same id.
+    among several by weight; an alias hides a model of the same id, which then has no version.
 
     Attributes:
         on_removal: told of each model that is known no more, when its last request is over.
@@ -225,9 +225,14 @@ class Catalog:
         """Replace all aliases at once.
 
         Raises:
-            ConfigError: a model that is not known; nothing is changed.
+            ConfigError: a model that is not known, or the name of a version; nothing is changed.
         """
         for alias in aliases.values():
+            hidden = self._entries.get(alias.name)
+            if hidden is not None and hidden.version:
+                raise ConfigError(
+                    f"aliases.{alias.name}: is the id of one version of a model and stays so; name the alias otherwise"
+                )
             for id in alias.weights:
                 if id not in self._entries:
                     raise ConfigError(

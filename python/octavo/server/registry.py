@@ -263,6 +263,13 @@ class ModelRegistry(Loads):
         self, name: str, to: str | None, config: EngineConfig | None, replace: str | None, options: dict[str, Any]
     ) -> tuple[Swapped, list[asyncio.Task[None]]]:
         before = self._pointer(name)
+        version = self._entries.get(name)
+        if version is not None and version.version:
+            raise InvalidRequest(
+                f"model: `{name}` is one version of a model, which stays what it is; swap a name that leads to it "
+                f"({quoted(self.aliases_of(version)) or 'there is none'}), with `replace` where that has several",
+                "model",
+            )
         if to is None:
             to = self._next_version(split_id(name)[0])
         if config is None and to not in self._entries:
@@ -296,10 +303,18 @@ class ModelRegistry(Loads):
                 self._come_to_nothing(entry)
 
     def _serves(self, entry: ModelEntry) -> bool:
-        """Whether it answers now, or again: one that a swap lets drain is there until it is closed."""
+        """Whether it answers now, or again: one that a swap lets drain is there until it is closed.
+
+        Raises:
+            EngineRestarting: it will in a moment, if all goes well; until then nothing is to be flipped to it.
+        """
         if entry.revive():
             self._arm(entry, self._granted(entry))
-        return entry.state is ModelState.READY and not entry.lost()
+        if entry.state is not ModelState.READY or entry.lost():
+            return False
+        if (trouble := entry.trouble()) is not None:
+            raise trouble
+        return True
 
     async def _ready(self, entry: ModelEntry, to: str) -> None:
         """Have a model loaded, and see that it still is when this is noticed."""
@@ -307,7 +322,7 @@ class ModelRegistry(Loads):
             if entry.removed:
                 break
             await self._ensure(entry)
-            if entry.state is ModelState.READY and not entry.removed:
+            if not entry.removed and self._serves(entry):
                 return
         raise ModelConflict(f"to: the model `{to[:80]}` was unloaded or removed while the swap waited for it")
 
