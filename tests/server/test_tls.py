@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import shutil
 import ssl
 import subprocess
@@ -13,7 +15,9 @@ from pathlib import Path
 
 import pytest
 from octavo.errors import ConfigError
+from octavo.server.certificates import watch_certificate
 from octavo.server.hosts import tls_context
+from octavo.server.settings import ServerSettings
 from server_harness import Running
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
@@ -91,6 +95,53 @@ def test_clients_with_certificates(start: Callable[..., Running], certificates: 
             other.load_cert_chain(*certificates[client])
         with pytest.raises(OSError):
             read(server, other)
+
+
+def test_a_certificate_is_renewed_while_the_server_runs(
+    certificates: dict[str, tuple[str, str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = tmp_path / "live.pem", tmp_path / "live.key"
+    shutil.copy(certificates["server"][0], certificate)
+    shutil.copy(certificates["server"][1], key)
+    settings = ServerSettings(ssl_certfile=str(certificate), ssl_keyfile=str(key))
+    context = tls_context(str(certificate), str(key), None)
+    assert context is not None
+
+    async def shown() -> str:
+        """Which certificate a new connection gets."""
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            pem = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+        (name,) = (name for name, (file, _) in certificates.items() if pem.strip() == Path(file).read_text().strip())
+        return name
+
+    async def until(condition: Callable[[], bool]) -> None:
+        for _ in range(500):
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("it does not come")
+
+    async def main() -> None:
+        watching = asyncio.ensure_future(watch_certificate([context], settings, 0.02))
+        await asyncio.sleep(0.1)
+        assert await shown() == "server"
+        # Half of a pair: the old one stays, whole.
+        shutil.copy(certificates["stranger"][0], certificate)
+        await until(lambda: "the certificate stays as it was" in caplog.text)
+        assert await shown() == "server"
+        key.unlink()
+        await asyncio.sleep(0.1)
+        assert await shown() == "server"
+        shutil.copy(certificates["stranger"][1], key)
+        await until(lambda: "is in use from now on" in caplog.text)
+        assert await shown() == "stranger"
+        assert not watching.done()
+        watching.cancel()
+
+    with caplog.at_level(logging.INFO, "octavo.server"):
+        asyncio.run(main())
 
 
 def test_files_that_cannot_be_used(tmp_path: Path, certificates: dict[str, tuple[str, str]]) -> None:

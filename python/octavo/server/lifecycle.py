@@ -17,6 +17,7 @@ import uvicorn
 
 from octavo.server.app import create_app
 from octavo.server.auth import KeyRing
+from octavo.server.certificates import watch_certificate
 from octavo.server.connection import ClientConnection
 from octavo.server.hosts import tls_context
 from octavo.server.listen import BACKLOG
@@ -134,7 +135,7 @@ async def serve(
             loop.add_signal_handler(signal.SIGHUP, on_signal, signal.SIGHUP, 0.0)
         else:
             loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, _read_keys, state.keys))
-    watching = asyncio.ensure_future(state.keys.watch())
+    watching = asyncio.gather(state.keys.watch(), watch_certificate([] if tls is None else [tls], settings))
     stopped = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((serving, loading, stopped), return_when=asyncio.FIRST_COMPLETED)
