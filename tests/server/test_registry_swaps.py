@@ -157,6 +157,33 @@ def test_a_name_is_not_flipped_to_an_engine_that_is_being_started_again() -> Non
     run(work())
 
 
+def test_a_model_that_still_loads_when_its_name_is_flipped_answers_who_waits_and_goes() -> None:
+    async def work() -> None:
+        engines = Engines()
+        models = registry(engines, "m@v1=m@v1?load=0.1", "m@v2")
+        await models.load("m@v2")
+        waiting = asyncio.ensure_future(ask(models, "m"))
+        await eventually(lambda: engines.loading == 1)
+        done = await models.swap("m", "m@v2")
+        assert (done.unloading, waiting.done()) == (("m@v1",), False)
+        assert await ask(models, "m") == "m@v2"
+        assert await waiting == "m@v1"
+        await eventually(lambda: engines.open == ["m@v2"])
+        # One that something leads to again by then stays.
+        models.set_alias("keeps", {"m@v2": 1})
+        await models.swap("m", "m@v1")
+        await models.unload("m@v1")
+        load = asyncio.ensure_future(models.load("m@v1"))
+        await eventually(lambda: engines.loading == 1)
+        await models.swap("m", "m@v2")
+        models.set_alias("stable", {"m@v1": 1})
+        await load
+        await asyncio.sleep(0.02)
+        assert sorted(engines.open) == ["m@v1", "m@v2"]
+
+    run(work())
+
+
 def test_a_swap_says_what_stays_loaded_and_what_goes() -> None:
     async def work() -> None:
         engines = Engines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -349,11 +350,19 @@ class ModelRegistry(Loads):
         # Another swap may have just loaded one of them, and be about to flip its name to it.
         coming = None if self._swap_under_way is None else self._swap_under_way[0]
         gone = [entry for entry in leaving if entry.id not in kept and entry.id != coming]
+        for entry in gone:
+            if entry.loading is not None:
+                # Those that wait for it are answered by it yet.
+                entry.loading.add_done_callback(functools.partial(self._leave, entry))
         drains = [drain for entry in gone if (drain := self._begin_drain(entry, None, revivable=True)) is not None]
         stays = "".join(f"; {id} stays loaded for {quoted(names)}" for id, names in kept.items())
         logger.info("%s leads from %s to %s%s", name, quoted(now), quoted(after), stays)
-        done = Swapped(self._entries[to], tuple(entry.id for entry in gone if entry.engine is not None), kept)
-        return done, drains
+        unloading = tuple(entry.id for entry in gone if entry.engine is not None or entry.loading is not None)
+        return Swapped(self._entries[to], unloading, kept), drains
+
+    def _leave(self, entry: ModelEntry, load: asyncio.Task[None]) -> None:
+        if not self.aliases_of(entry):
+            self._begin_drain(entry, None, revivable=True)
 
     def _replaced_by(self, entry: ModelEntry) -> list[str]:
         to, leaving = self._swap_under_way or ("", [])
