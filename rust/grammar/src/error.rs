@@ -17,8 +17,22 @@ impl Error {
     }
 }
 
-/// The library's message, without what only its own developers can use.
+/// Lines of a message, and characters of each.
+const MAX_LINES: usize = 12;
+const MAX_COLUMNS: usize = 120;
+
+/// The library's message, without what only its own developers can use, and no longer than a user would read.
 pub(crate) fn cleaned(message: &str) -> String {
+    let message = reworded(message);
+    let lines =
+        message.lines().take(MAX_LINES).map(|line| match line.char_indices().nth(MAX_COLUMNS) {
+            Some((end, _)) => format!("{}...", &line[..end]),
+            None => line.to_owned(),
+        });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn reworded(message: &str) -> String {
     let mut text = message;
     for mark in ["<state>", "<grammar>", "<backtrace>", "<non-verbose/>"] {
         text = text.split(mark).next().unwrap_or_default();

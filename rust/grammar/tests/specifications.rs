@@ -1,0 +1,194 @@
+//! What is refused and how, and what is compiled in spite of its size.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use octavo_grammar::{Error, Kind, Vocabulary, gbnf_to_lark};
+
+fn vocabulary() -> Vocabulary {
+    let mut words: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+    words.push(b"<end>".to_vec());
+    Vocabulary::new(words, |id| id == 256, &[256], false).unwrap()
+}
+
+/// Whether the whole text, and nothing less, is what the grammar accepts at its end.
+fn accepts(vocabulary: &Vocabulary, kind: Kind, spec: &str, text: &str) -> bool {
+    let mut matcher = vocabulary.compile(kind, spec).unwrap().matcher();
+    let mut row = [0_u32; 9];
+    for byte in text.bytes() {
+        matcher.mask(&mut row).unwrap();
+        if row[byte as usize / 32] >> (byte % 32) & 1 == 0 {
+            return false;
+        }
+        matcher.advance(byte.into()).unwrap();
+    }
+    matcher.mask(&mut row).unwrap();
+    row[8] & 1 == 1
+}
+
+const JSON: &str = r#"
+# What llama.cpp calls json.gbnf, in other words.
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::=
+  "[" ws (
+      value ("," ws value)*
+  )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]{1,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"#;
+
+#[test]
+fn gbnf_accepts_what_it_says() {
+    let vocabulary = vocabulary();
+    let yes = |grammar: &str, text: &str| accepts(&vocabulary, Kind::Grammar, grammar, text);
+    for text in
+        ["{}", r#"{"a": [1, -2.5e+3, {"b\u00e9": null}], "ü\"": true}"#, "{\"a\":\n   \"x y\"}"]
+    {
+        assert!(yes(JSON, text), "{text}");
+    }
+    for text in ["", "[1]", r#"{"a" 1}"#, r#"{"a": 01x}"#, r#"{"a": "\q"}"#, "{\"a\": \"\n\"}"] {
+        assert!(!yes(JSON, text), "{text}");
+    }
+    let moves = r#"root ::= ("1. " move " " move "\n")+
+move ::= (pawn | "O-O" "-O"?) [+#]?
+pawn ::= ([a-h] "x")? [a-h] [1-8]"#;
+    assert!(yes(moves, "1. e4 e5\n1. O-O-O+ exd5#\n"));
+    assert!(!yes(moves, "1. e9 e5\n"));
+    let escapes =
+        "root ::= \"\\x41\\u00e9\\U0001F600\\t\\\"\\\\\" [\\]\\-^a] . [^a-y\\n]{2}\n\n# end";
+    assert!(yes(escapes, "Aé😀\t\"\\-\nzé"));
+    assert!(yes("a.b_c ::= \"x\"\nroot ::= a.b_c{,2} # comment\n  | \"y\"", "xx"));
+    let recursive = "root ::= \"(\" root \")\" root | \"\"";
+    assert!(yes(recursive, "(()())()"));
+    assert!(!yes(recursive, "(()"));
+    assert!(yes(
+        "root ::= root \"+\" term | term\nterm ::= [0-9]+ | \"(\" root \")\"",
+        "1+(23+4)+5"
+    ));
+}
+
+#[test]
+fn gbnf_tells_where_it_is_wrong() {
+    for (grammar, message) in [
+        ("root ::= \"a\" other", "line 1, column 14: there is no rule other"),
+        ("other ::= \"a\"", "no rule root"),
+        ("root ::= \"a\"\nroot ::= \"b\"", "line 2, column 1: the rule root is defined twice"),
+        ("root ::= \"a", "the text ends before \""),
+        ("root ::= [a", "the text ends before ]"),
+        ("root ::= []", "column 10: no character"),
+        ("root ::= [b-a]", "the range's end"),
+        ("root ::= (\"a\"\n", "line 2, column 1: a closing parenthesis"),
+        ("root ::= \"a\")", "column 13: a rule's name"),
+        ("root ::= \"a\"{3,2}", "second number is smaller"),
+        ("root ::= \"a\"{x}", "a number is expected"),
+        ("root ::= \"a\"{1000000}", "100000 at most"),
+        ("root ::= \"\\xZZ\"", "\\x needs 2 hexadecimal digits"),
+        ("root ::= \"\\uD800\"", "names no character"),
+        ("root ::= \"\\q\"", "the escape \\q is unknown"),
+        ("root ::= <[3]>", "use Lark"),
+        ("root ::= (=\"a\") \"a\"", "look-ahead"),
+        ("root ::= $", "'$' is not expected"),
+        ("root := \"a\"", "a rule's name and ::= are expected"),
+    ] {
+        let error = gbnf_to_lark(grammar).unwrap_err().to_string();
+        assert!(error.contains(message), "{grammar}: {error}");
+    }
+    let deep = format!("root ::= {}\"a\"{}", "(".repeat(100_000), ")".repeat(100_000));
+    assert!(gbnf_to_lark(&deep).unwrap_err().to_string().contains("64 levels"));
+}
+
+/// Every one of these ends: in a grammar whose first masks can be written, or in an error that a user can read.
+#[test]
+fn whatever_its_size_it_ends() {
+    let vocabulary = vocabulary();
+    let list = |count: usize, item: &dyn Fn(usize) -> String| {
+        (0..count).map(item).collect::<Vec<_>>().join(",")
+    };
+    let chain = |count: usize| {
+        let links = list(count, &|i| {
+            format!(r##""a{i}":{{"items":{{"$ref":"#/$defs/a{}"}},"type":"array"}}"##, i + 1)
+        });
+        format!(r##"{{"$ref":"#/$defs/a0","$defs":{{{links},"a{count}":{{"type":"null"}}}}}}"##)
+    };
+    let branches = list(20, &|i| {
+        let branch = |name| format!(r#"{{"properties":{{"{name}{i}":{{"type":"string"}}}}}}"#);
+        format!(r#"{{"anyOf":[{},{}]}}"#, branch("a"), branch("b"))
+    });
+    let nested = |open: &str, close: &str, count: usize| {
+        format!("{}{}{}", open.repeat(count), "{}", close.repeat(count))
+    };
+    let lark_chain = list(20_000, &|i| format!("r{i}: \"a\" r{}", i + 1)).replace(',', "\n");
+    let words = list(20_000, &|i| format!("\"word {}\"", i * 7919 % 20_011));
+    for (kind, spec, fails) in [
+        (Kind::Regex, "(a|b)*a(a|b){400}".to_owned(), false),
+        (Kind::Regex, "((a{1000}){1000}){1000}".to_owned(), false),
+        (Kind::Regex, "(.*a.{200}){30}".to_owned(), false),
+        (Kind::Regex, "(".repeat(100_000), true),
+        (Kind::Regex, "a".repeat(600_000), true),
+        (Kind::Choice, format!("[{words}]"), false),
+        (Kind::Choice, format!("[\"{}\"]", "x".repeat(100_000)), false),
+        (Kind::Json, chain(1000), false),
+        (Kind::Json, chain(8000), true),
+        (Kind::Json, nested(r#"{"type":"array","items":"#, "}", 100), false),
+        (Kind::Json, nested(r#"{"items":"#, "}", 10_000), true),
+        (Kind::Json, format!(r#"{{"type":"object","allOf":[{branches}]}}"#), true),
+        (Kind::Json, format!(r#"{{"enum":[{words}]}}"#), false),
+        (Kind::Json, r#"{"type":"integer","multipleOf":1000003}"#.to_owned(), true),
+        (Kind::Json, r#"{"type":"number","multipleOf":0.0000001}"#.to_owned(), false),
+        (Kind::Json, r#"{"type":"array","minItems":1000000}"#.to_owned(), false),
+        (Kind::Json, r#"{"type":"string","minLength":1000000000}"#.to_owned(), false),
+        (Kind::Grammar, format!("start: r0\n{lark_chain}\nr20000: \"b\""), false),
+        (Kind::Grammar, format!("start: {}\"a\"{}", "(".repeat(9000), ")".repeat(9000)), true),
+    ] {
+        let short: String = spec.chars().take(60).collect();
+        match vocabulary.compile(kind, &spec) {
+            Ok(grammar) => {
+                assert!(!fails, "{short}");
+                grammar.matcher().mask(&mut [0; 9]).unwrap();
+            }
+            Err(error) => {
+                assert!(fails, "{short}: {error}");
+                let message = error.to_string();
+                assert!(message.len() < 2000 && !message.contains("panic"), "{short}: {message}");
+            }
+        }
+    }
+}
+
+#[test]
+fn grammars_are_kept_by_kind_and_text() {
+    let vocabulary = vocabulary();
+    let first = vocabulary.compile(Kind::Regex, "ab").unwrap();
+    assert!(std::sync::Arc::ptr_eq(&first, &vocabulary.compile(Kind::Regex, "ab").unwrap()));
+    vocabulary.compile(Kind::Choice, "[\"ab\"]").unwrap();
+    assert!(vocabulary.compile(Kind::Regex, "a(").is_err());
+    assert_eq!(vocabulary.cached(), 2);
+    for number in 0..100 {
+        vocabulary.compile(Kind::Regex, &format!("a{{{number}}}b")).unwrap();
+    }
+    assert_eq!(vocabulary.cached(), 64);
+    assert!(!std::sync::Arc::ptr_eq(&first, &vocabulary.compile(Kind::Regex, "ab").unwrap()));
+    // A long specification drives out many short ones.
+    for _ in 0..2 {
+        let long = serde_json::to_string(&["x".repeat(500_000)]).unwrap();
+        vocabulary.compile(Kind::Choice, &long).unwrap();
+    }
+    assert!(vocabulary.cached() > 1);
+}
+
+#[test]
+fn vocabularies_without_an_end_are_refused() {
+    let words = || vec![b"a".to_vec(), b"b".to_vec()];
+    for eos in [&[][..], &[2]] {
+        let made = Vocabulary::new(words(), |_| false, eos, false);
+        assert!(matches!(made, Err(Error::Vocabulary(message)) if message.contains("end token")));
+    }
+    assert!(Vocabulary::new(Vec::new(), |_| false, &[0], false).is_err());
+    // Tokens longer than the trie is deep are left out.
+    let long = vec![b"a".to_vec(), vec![b'a'; 5000], vec![b'a'; 1000], b"<end>".to_vec()];
+    let vocabulary = Vocabulary::new(long, |_| false, &[3], false).unwrap();
+    let mut row = [0];
+    vocabulary.compile(Kind::Regex, "a+").unwrap().matcher().mask(&mut row).unwrap();
+    assert_eq!(row, [0b101]);
+}
