@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pty
 import re
@@ -21,6 +22,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from octavo.cli import announce
 from serve_log import ServeLog
 
 SECRET = "my secret prompt"
@@ -259,6 +261,51 @@ def test_a_service_manager_hears_of_every_state(tmp_path: Path) -> None:
     assert said.index(f"READY=1\nSTATUS=serving any at {address}") < said.index(
         "STOPPING=1\nSTATUS=stopping: 0 running answers"
     )
+
+
+def test_the_watchdog_is_not_told_of_a_server_that_only_a_new_process_helps(tmp_path: Path) -> None:
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        options = ("--restart-limit", "0")
+        environment = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "100000"}
+        with serving(*options, model="any=fake?fail_at=12", **environment) as (_, log, client):
+            manager.settimeout(20)
+            while manager.recv(1000) != b"WATCHDOG=1":
+                pass
+            ask(client)
+            wait_for(lambda: client.get("/livez").status_code == 503)
+            manager.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    manager.recv(1000)
+            manager.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                manager.recv(1000)
+            assert "the engine is given up" in log.text
+
+
+def test_a_load_that_goes_on_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "notify"
+    announcer = announce.Announcer("http://x", None, 30, needs_key=False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, caplog.at_level(logging.INFO):
+        manager.bind(str(path))
+        manager.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+        announcer.loading("weights", 1, 4)
+        assert caplog.records == [], "a short load is not worth a line"
+        monkeypatch.setattr(announce, "_LOADING_INTERVAL_S", 0.0)
+        announcer.loading("weights", 2, 4)
+        announcer.loading("kernels", 7, 0)
+        said = [manager.recv(1000).decode() for _ in range(2)]
+    assert said == [
+        "EXTEND_TIMEOUT_USEC=120000000\nSTATUS=loading: weights 50 %",
+        "EXTEND_TIMEOUT_USEC=120000000\nSTATUS=loading: kernels",
+    ]
+    assert [record.message for record in caplog.records] == ["loading", "loading"]
+    assert [record.fields["progress"] for record in caplog.records] == [0.5, None]
 
 
 def test_several_processes_tell_a_restart_once_and_their_own_ends() -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Announcer"]
 
 _LOG = logging.getLogger("octavo.server")
+_LOADING_INTERVAL_S = 10.0
+_EXTENSION_US = 120_000_000
 
 
 class Announcer:
@@ -41,7 +43,7 @@ class Announcer:
         self._admin_url = admin_url
         self._shutdown_timeout = shutdown_timeout
         self._needs_key = needs_key
-        self._began = time.monotonic()
+        self._began = self._told = time.monotonic()
         self._for_people = current_format() == "console" and sys.stdout.isatty()
 
     def starting(self, models: Sequence[str], **more: Any) -> None:
@@ -51,6 +53,24 @@ class Announcer:
         from octavo._core import __version__
 
         self._log("starting", version=__version__, address=self._url, models=list(models), pid=os.getpid(), **more)
+
+    def loading(self, stage: str, done: int, total: int) -> None:
+        """A load goes on; said now and then.
+
+        Args:
+            stage: of the load.
+            done: of `total`.
+            total: 0 where unknown.
+        """
+        now = time.monotonic()
+        if now - self._told < _LOADING_INTERVAL_S:
+            return
+        self._told = now
+        share = f" {100 * done // total} %" if total else ""
+        # A load that goes on may take longer than systemd would wait.
+        notify(f"EXTEND_TIMEOUT_USEC={_EXTENSION_US}\nSTATUS=loading: {stage}{share}")
+        if not self._for_people:
+            self._log("loading", stage=stage, progress=round(done / total, 3) if total else None)
 
     def ready(self, models: Sequence[ServedModel], registry: ModelRegistry) -> None:
         """All that was to be loaded is."""

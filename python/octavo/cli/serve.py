@@ -145,11 +145,15 @@ async def _serve(
     admin_url = None if admin is None else _url(admin[0], settings)
     announcer = Announcer(_url(listener, settings), admin_url, options.shutdown_timeout, needs_key=keys.required)
     announcer.starting([model.id for model in plan.models], api_processes=options.api_processes)
-    watchdog = asyncio.ensure_future(keep_watchdog())
-
     with ExitStack() as shown:
         first = next((model.config for model in plan.models if model.autostart), None)
-        starter = _Starter(first, shown.enter_context(loading_progress()))
+        show_people = shown.enter_context(loading_progress())
+
+        def show(stage: str, done: int, total: int) -> None:
+            show_people(stage, done, total)
+            announcer.loading(stage, done, total)
+
+        starter = _Starter(first, show)
         # The engine's process starts now, and loads while this one imports the server.
         await asyncio.sleep(0)
         from octavo.cli.api_processes import ApiProcesses
@@ -159,9 +163,13 @@ async def _serve(
         from octavo.server.observe import exposition
         from octavo.server.state import ServerState
 
+        watchdog = None
         try:
             state = ServerState(settings, starter, keys=keys)
             populate(state.registry, plan.models, plan.aliases)
+            watchdog = asyncio.ensure_future(
+                keep_watchdog(lambda: not any(entry.lost() for entry in state.registry.entries))
+            )
 
             delay = options.drain_delay
             if delay is None:
@@ -195,7 +203,8 @@ async def _serve(
             )
         finally:
             notify("STOPPING=1")
-            watchdog.cancel()
+            if watchdog is not None:
+                watchdog.cancel()
             await starter.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 
 __all__ = ["keep_watchdog", "notify"]
 
@@ -29,15 +30,20 @@ def notify(state: str) -> bool:
     return True
 
 
-async def keep_watchdog() -> None:
-    """Tell systemd that the event loop runs, twice as often as a unit with `WatchdogSec=` asks; for ever.
+async def keep_watchdog(is_alive: Callable[[], bool]) -> None:
+    """Tell systemd that the server lives, twice as often as a unit with `WatchdogSec=` asks; for ever.
 
-    Where the loop stands still, systemd ends the process and starts it again. Returns where nobody asked.
+    Where the event loop stands still, or only a new process helps, systemd ends this one and starts another. Returns
+    where nobody asked.
+
+    Args:
+        is_alive: what `/livez` answers.
     """
     text = os.environ.get("WATCHDOG_USEC", "")
     if not text.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return
     while True:
         # A word that is lost, as systemd was behind, is said again in time.
-        notify("WATCHDOG=1")
+        if is_alive():
+            notify("WATCHDOG=1")
         await asyncio.sleep(int(text) / 2e6)
