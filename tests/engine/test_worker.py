@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import uvloop
@@ -21,14 +22,17 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.process import WorkerProcess
 from octavo.engine.protocol import (
     Abort,
+    Accepted,
     Fatal,
     FrameReader,
     FromWorker,
     Load,
     Ready,
+    Rejected,
     Stats,
     StatsQuery,
     StepOutputs,
+    Submit,
     encode_frame,
 )
 from octavo.engine.requests import RequestMaker, submissions
@@ -263,6 +267,49 @@ def test_a_cancelled_start_leaves_no_process(run: Callable[..., Any]) -> None:
         assert all(gone(pid, 2) for pid in started)
 
     run(main())
+
+
+def submit_all(client: Client, requests: list[tuple[int, SamplingParams]], *, more: bool) -> None:
+    made = [client.maker.make(number, [number, 3], params) for number, params in requests]
+    client.send(Submit(made, batch=True, more=more))
+
+
+def test_a_batch_that_is_not_whole_holds_nobody(connect: Callable[..., Client]) -> None:
+    client = connect()
+    submit_all(client, [(1, LONG), (2, LONG)], more=True)
+    client.submit(3, [5], SamplingParams(max_tokens=4, ignore_eos=True))
+    ids = [np.frombuffer(client.wait_for(StepOutputs).request_ids, np.int64).tolist() for _ in range(4)]
+    assert ids == [[3]] * 4
+    client.send(Abort([1]))
+    submit_all(client, [(4, LONG)], more=False)
+    client.wait_for(Accepted)
+    assert np.frombuffer(client.wait_for(StepOutputs).request_ids, np.int64).tolist() == [2, 4]
+    # The next batch is refused, and has nothing to do with this one.
+    submit_all(client, [(5, LONG)], more=True)
+    submit_all(client, [(2, LONG)], more=True)
+    submit_all(client, [(6, LONG)], more=False)
+    assert client.wait_for(Rejected).request_id == 2
+    assert client.stats()["running"] == 2
+
+
+def test_an_abort_finds_what_waits_in_a_batch(connect: Callable[..., Client]) -> None:
+    client = connect("fake:eos=1,compile_s=0.3")
+    slow = SamplingParams(structured_outputs={"choice": ["<7><3>"]})
+    submit_all(client, [(1, LONG), (2, slow), (3, slow), (4, LONG)], more=False)
+    client.send(Abort([1, 2]))
+    client.submit(5, [5], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert np.frombuffer(client.wait_for(StepOutputs).request_ids, np.int64).tolist() == [5]
+    client.wait_for(Accepted)
+    assert np.frombuffer(client.wait_for(StepOutputs).request_ids, np.int64).tolist() == [3, 4]
+    assert client.stats()["requests"] == 3
+    # All that is left of one is aborted: it is over.
+    submit_all(client, [(6, slow), (7, slow)], more=False)
+    client.send(Abort([4, 6, 7]))
+    client.wait_for(Accepted)
+    deadline = time.monotonic() + 5
+    while client.stats()["blocks_used"]:
+        assert time.monotonic() < deadline
+    assert client.stats()["requests"] == 3
 
 
 PARENT = """

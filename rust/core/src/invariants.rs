@@ -117,6 +117,12 @@ impl Core {
         if sequence.state == State::Decode && computed + 1 != sequence.len() {
             return Err(format!("{computed} tokens computed of {} while decoding", sequence.len()));
         }
+        if sequence.state != State::Finished
+            && sequence.in_flight > 1
+            && self.request(sequence.request).spec.constrained
+        {
+            return Err(format!("{} masked samples in flight", sequence.in_flight));
+        }
         if sequence.state == State::Finished {
             return if sequence.open_rows > 0 { Ok(()) } else { Err("ended and kept".into()) };
         }
