@@ -47,7 +47,7 @@ class Rows:
         self.device, self.rows, self.vocab_size = device, rows, vocab_size
         generator = torch.Generator().manual_seed(rows)
         self.given = torch.randn(rows, vocab_size, generator=generator) * 3
-        self.logits = self.given.to(device)
+        self.logits = self.given.clone().to(device)
         floats = struct.unpack("<6i", struct.pack("<6f", self.temperature, self.top_p, self.min_p, 1.0, 0.0, 0.0))
         words = [*floats, self.top_k, 7, 0, 0, 2 * (logprobs >= 0), max(logprobs, 0)]
         self.params = self._ints([words + [0] * (PARAM_WIDTH - len(words))] * rows)
