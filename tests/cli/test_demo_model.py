@@ -11,8 +11,10 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 from octavo.bench.memory import process_tree
 from octavo.bench.server_process import ServerProcess, server_process
@@ -89,6 +91,24 @@ def test_stop_texts_and_logprobs(client: openai.OpenAI) -> None:
     assert stopped.choices[0].text == choice.text.split("seven")[0]
     assert stopped.choices[0].finish_reason == "stop"
     assert stopped.choices[0].stop_reason == "seven"
+
+
+class Place(pydantic.BaseModel):
+    city: str = pydantic.Field(max_length=20)
+    is_capital: bool
+    continent: Literal["Africa", "America", "Asia", "Australia", "Europe"]
+
+
+def test_answers_of_one_form(client: openai.OpenAI) -> None:
+    held = client.chat.completions.parse(model="demo", messages=QUESTION, response_format=Place, temperature=0, n=2)
+    places = [choice.message.parsed for choice in held.choices]
+    assert places[0] == places[1]
+    assert places[0] is not None
+    assert (places[0].city, places[0].continent) == ("Paris", "Europe")
+    for seed in range(3):
+        extra = {"guided_choice": ["Paris", "London"], "seed": seed}
+        drawn = client.chat.completions.create(model="demo", messages=QUESTION, extra_body=extra).choices[0]
+        assert (drawn.message.content, drawn.finish_reason) in (("Paris", "stop"), ("London", "stop"))
 
 
 def test_bad_requests_leave_the_server_serving(client: openai.OpenAI) -> None:

@@ -41,6 +41,8 @@ FIELDS = (
     *("top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs"),
     *("logit_bias", "echo", "suffix", "best_of", "priority", "cache_salt", "response_format", "tools", "tool_choice"),
     *("format", "think", "keep_alive", "context", "raw", "system", "template", "images", "user", "stop_token_ids"),
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "grammar", "json_schema", "regex", "ebnf"),
+    *("allowed_token_ids", "bad_words", "min_tokens", "schema", "value", "json", "choice", "output_config"),
     *("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens", "timeout"),
 )
 

@@ -89,6 +89,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_grammar": "start: ("}, "guided_grammar", ""),
     ({"grammar": "start: missing"}, "grammar", "missing"),
     ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag", "not supported"),
+    ({"response_format": {"type": "regex"}}, "response_format.value", "needs a pattern"),
+    ({"response_format": {"type": "json", "value": 5}}, "response_format.value", "needs a schema"),
     ({"response_format": {"type": "structural_tag"}}, "response_format.type", "not supported"),
     ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern", ""),
     ({"guided_regex": "a", **schema(type="object")}, "guided_regex", "response_format and guided_regex"),

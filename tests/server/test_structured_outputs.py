@@ -136,6 +136,8 @@ LARK = 'start: "x" DIGIT DIGIT\nDIGIT: /[0-9]/'
         ({"response_format": FORMAT}, None),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, None),
         ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, None),
+        ({"response_format": {"type": "json", "value": SCHEMA}}, None),
+        ({"response_format": {"type": "regex", "value": "x[0-9]{2}"}}, "x[0-9]{2}"),
         ({"structured_outputs": {"json": SCHEMA}}, None),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, None),
         ({"guided_json": SCHEMA}, None),
@@ -235,12 +237,21 @@ def test_ollama(server: Running) -> None:
 
 def test_tgi(server: Running) -> None:
     with InferenceClient(server.url, timeout=60) as client:
-        for kind, value in (("json", Item.model_json_schema()), ("regex", "x[0-9]{2}")):
+        schema = Item.model_json_schema()
+        for kind, value in (
+            ("json", schema),
+            ("json", json.dumps(schema)),
+            ("json_schema", {"name": "item", "schema": schema}),
+            ("regex", "x[0-9]{2}"),
+        ):
             grammar: Any = TextGenerationInputGrammarType(type=kind, value=value)  # type: ignore[arg-type]
             whole = client.text_generation("Order", grammar=grammar, do_sample=True, max_new_tokens=200)
             parts = client.text_generation("Order", grammar=grammar, max_new_tokens=200, stream=True)
             for text in (whole, "".join(parts)):
-                assert Item.model_validate_json(text) if kind == "json" else re.fullmatch(value, text)  # type: ignore[call-overload]
+                assert re.fullmatch(value, text) if kind == "regex" else Item.model_validate_json(text)  # type: ignore[call-overload]
+        form: Any = {"type": "json", "value": schema}
+        done = client.chat_completion(USER, model="fake", response_format=form)
+        Item.model_validate_json(done.choices[0].message.content or "")
 
 
 class Kind(pydantic.BaseModel):

@@ -47,9 +47,10 @@ class JsonSchema(msgspec.Struct, kw_only=True):
 class ResponseFormat(msgspec.Struct, kw_only=True):
     """`response_format`."""
 
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag", "json", "regex"]
     json_schema: JsonSchema | None = None
     schema: dict[str, Any] | None = None  # llama.cpp's
+    value: Any = None  # TGI's, of json and regex
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
@@ -135,6 +136,14 @@ def _of_format(request: _Fields) -> list[Constraint]:
             "structured_outputs",
             "response_format.type",
         )
+    if asked.type in ("json", "regex"):
+        if not isinstance(asked.value, str if asked.type == "regex" else str | dict):
+            what = "a pattern" if asked.type == "regex" else "a schema"
+            raise InvalidRequest(
+                f"response_format.value: is no {what[2:]}; type {asked.type} needs {what} there",
+                "response_format.value",
+            )
+        return [Constraint("response_format", asked.type, {asked.type: asked.value})]
     if asked.type == "json_object" and asked.schema is not None:
         return [Constraint("response_format", "json_object", {"json": asked.schema})]
     return [Constraint("response_format", "json_object", {"json_object": True})]

@@ -122,6 +122,7 @@ _TEXTS = {
     "typical_p": _REFUSED,
     "use_beam_search": _REFUSED,
     "user": "Of an alias of several models the same one answers a user.",
+    "value": "The schema or the pattern.",
     "watermark": _REFUSED,
     "whitespace_pattern": _REFUSED,
 }

@@ -27,7 +27,7 @@ _NAMES = {
     "max_tokens": "max_new_tokens",
     "n": "best_of",
     "logprobs": "top_n_tokens",
-    "response_format": "grammar",
+    "guided_json": "grammar",
     "guided_regex": "grammar",
 }
 
@@ -44,10 +44,18 @@ class Grammar(msgspec.Struct):
         Raises:
             InvalidRequest: an unknown type, or a value of another type.
         """
-        if self.type not in ("json", "json_schema", "regex"):
+        if self.type not in ("json", "json_object", "json_schema", "regex"):
             raise InvalidRequest(f"grammar: {ascii(self.type)[:60]} is not one of json, json_schema, regex", "grammar")
-        if not isinstance(self.value, str if self.type == "regex" else dict) or not self.value:
+        if not isinstance(self.value, str if self.type == "regex" else str | dict) or not self.value:
             raise InvalidRequest(f"grammar: its value is no {'text' if self.type == 'regex' else 'schema'}", "grammar")
+
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """As a field of OpenAI's requests."""
+        if self.type == "regex":
+            return {"guided_regex": self.value}
+        named = self.type == "json_schema" and isinstance(self.value, dict) and "schema" in self.value
+        return {"guided_json": self.value["schema"] if named else self.value}
 
 
 class GenerateParameters(msgspec.Struct, kw_only=True):
@@ -191,10 +199,8 @@ class GenerateBody(RequestBody, kw_only=True):
             # Drawn here, so that the answer can tell it.
             seed = secrets.randbits(62) if given.seed is None else given.seed
             values |= {"temperature": given.temperature, "top_k": given.top_k, "top_p": given.top_p, "seed": seed}
-        if given.grammar is not None and given.grammar.type == "regex":
-            values["guided_regex"] = given.grammar.value
-        elif given.grammar is not None:
-            values["response_format"] = {"type": "json_schema", "json_schema": {"schema": given.grammar.value}}
+        if given.grammar is not None:
+            values |= given.grammar.constraint
         with renamed_errors(_NAMES):
             fields = convert(CompletionRequest, values)
             return fields.sampling_params(served, max_tokens=None, logprobs=fields.logprobs, defaults={})
