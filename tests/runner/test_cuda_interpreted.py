@@ -14,6 +14,7 @@ import torch
 import transformers
 from octavo.config import EngineConfig
 from octavo.engine.build import build_loop
+from octavo.engine.constraints import OutputConstraints
 from octavo.layers.cuda_inputs import StepSize
 from octavo.loading.config import load_model_config
 from octavo.loading.resolve import resolve_model
@@ -97,32 +98,27 @@ class Answers:
     stats: dict[str, int]
 
 
-def hold_to_masks(runner: Any) -> None:
-    """Have each masked sample choose among some 30 of the tokens, others for every answer and every place of it."""
-    launch, attach = runner.launch, runner.attach
+class RandomMasks(OutputConstraints):
+    """Has each masked sample choose among some 30 of the tokens, others for every answer and every place of it."""
 
-    def attach_to(core: Any) -> None:
-        attach(core)
-        runner.core = core
+    def __init__(self) -> None:
+        super().__init__(None, (), 1)
+        self.drawn: dict[tuple[int, int], int] = defaultdict(int)
 
-    def launch_held(plan: Any) -> Any:
-        keys = np.frombuffer(runner.core.masked(), dtype=np.int64).reshape(-1, 2)
-        assert len(keys) == plan.num_masks
-        for words, (request, sample) in zip(runner.masks[plan.arena], keys.tolist(), strict=False):
-            runner.drawn[request, sample] += 1
-            rng = np.random.default_rng([request, sample, runner.drawn[request, sample]])
+    def fill(self, keys: bytes, masks: Any) -> list[Any]:
+        samples = np.frombuffer(keys, dtype=np.int64).reshape(-1, 2).tolist()
+        for words, (request, sample) in zip(masks, samples, strict=False):
+            self.drawn[request, sample] += 1
+            rng = np.random.default_rng([request, sample, self.drawn[request, sample]])
             words[:] = np.packbits(rng.random(128) < 0.3, bitorder="little").view(np.int32)
-        return launch(plan)
-
-    runner.drawn = defaultdict(int)
-    runner.attach, runner.launch = attach_to, launch_held
+        return []
 
 
 def answer(make: Any, folder: Path, requests: list[tuple[list[int], dict[str, Any]]], **changes: Any) -> Answers:
     config = EngineConfig(model=str(folder), device="cpu", **{**SETTINGS, "num_blocks": 24, **changes})
     runner, info = make(config)
-    hold_to_masks(runner)
     loop = build_loop(config, runner, info, None)
+    loop.constraints = RandomMasks()
     for number, (prompt, params) in enumerate(requests):
         settings = {"max_tokens": 4, "temperature": 0.0, "arrival_us": number} | params
         loop.core.submit(number, np.array(prompt, dtype=np.int32).tobytes(), **settings)
