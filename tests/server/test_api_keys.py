@@ -257,6 +257,7 @@ def test_a_file_that_is_no_key_file(tmp_path: Path) -> None:
         (lambda: KeyRing(written(tmp_path / "empty", "# nothing\n")), "holds no key"),
         (lambda: KeyRing(written(tmp_path / "long", "#" * (1 << 20) + "\n")), "is longer"),
         (lambda: KeyRing(environment="short"), "OCTAVO_API_KEY, key 1"),
+        (lambda: KeyRing(environment=" , "), "OCTAVO_API_KEY: holds no key"),
         (lambda: KeyRing(environment=ALICE, arguments=[ALICE]), "a key is given twice"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -286,6 +287,66 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("text", ["", "# none\n"])
+@pytest.mark.parametrize("environment", [None, "env-secret-1"])
+def test_a_file_that_is_emptied_revokes_the_last_key(
+    start: Callable[..., Running], tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, environment: str | None
+) -> None:
+    file = written(tmp_path / "keys", f"alice {ALICE}\n")
+    server = start(keys=KeyRing(file, environment=environment))
+
+    def status(headers: dict[str, str]) -> int:
+        return ask(server, "GET", "/v1/models", headers, None)[0]
+
+    assert status(bearer(ALICE)) == 200
+    written(file, text)
+    wait_for(lambda: status(bearer(ALICE)) == 401)
+    # Nobody gets in, and certainly not everybody.
+    assert status({}) == status(bearer("")) == status(bearer(BOB)) == 401
+    assert status(bearer("env-secret-1")) == (200 if environment else 401)
+    (line,) = [record for record in caplog.records if "holds no key any more" in record.getMessage()]
+    assert line.levelname == "ERROR"
+    assert ("nobody gets in" in line.getMessage()) == (environment is None)
+    written(file, f"bob {BOB}\n")
+    wait_for(lambda: status(bearer(BOB)) == 200)
+    assert status(bearer(ALICE)) == 401
+
+
+def test_a_file_that_is_written_anew_is_not_empty_in_between(tmp_path: Path) -> None:
+    """`generate > keys` empties the file before there is anything to write to it."""
+    file = written(tmp_path / "keys", f"alice {ALICE}\n")
+    ring = KeyRing(file)
+    written(file, "")
+    assert not ring.reload()
+    assert ring.find([ALICE.encode()])
+    written(file, f"bob {BOB}\n")
+    assert ring.reload()
+    assert not ring.find([ALICE.encode()])
+    assert ring.find([BOB.encode()])
+    # And once more: each emptiness is looked at twice.
+    written(file, "")
+    assert not ring.reload()
+    assert ring.reload()
+    assert not ring.reload()
+    assert ring.required
+    assert not ring.find([BOB.encode(), b""])
+
+
+def test_another_process_of_the_server_begins_while_the_file_is_empty(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    file = written(tmp_path / "keys", "")
+    ring = KeyRing(file, follows=True)
+    assert ring.required
+    assert not ring.find([b""])
+    written(file, f"bob {BOB}\n")
+    assert ring.reload()
+    assert ring.find([BOB.encode()])
+    # The first process says it.
+    assert not caplog.records
 
 
 def test_a_file_that_could_not_be_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,8 +385,8 @@ def test_the_file_is_read_again_when_it_changes(
     wait_for(lambda: opens(BOB))
     assert (opens(ALICE), opens("env-secret-1")) == (False, True)
 
-    # A broken file, an empty one and none at all leave the keys as they are.
-    for break_file in (lambda: written(file, "bob"), lambda: written(file, ""), file.unlink):
+    # A broken file and none at all leave the keys as they are.
+    for break_file in (lambda: written(file, "bob"), file.unlink):
         caplog.clear()
         break_file()
         wait_for(lambda: "the API keys stay as they were" in caplog.text)

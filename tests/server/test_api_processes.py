@@ -24,9 +24,10 @@ from serve_log import ServeLog
 class Serving:
     """The processes, and requests to whichever takes a connection."""
 
-    def __init__(self, url: str, process: subprocess.Popen[str]) -> None:
+    def __init__(self, url: str, process: subprocess.Popen[str], log: ServeLog) -> None:
         self.url = url
         self.process = process
+        self.log = log
 
     def children(self, module: str) -> list[psutil.Process]:
         return [child for child in psutil.Process(self.process.pid).children() if module in child.cmdline()]
@@ -41,6 +42,12 @@ class Serving:
         values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(pattern, line)]
         assert values, f"nothing matches {pattern}"
         return sum(values)
+
+    def stopped(self) -> dict[str, Any]:
+        """What the first process says of all at the end; the others tell of themselves."""
+        self.log.end()
+        (line,) = [line for line in self.log.lines if line["msg"] == "stopped" and "process" not in line]
+        return line
 
     def wait_all_ready(self, count: int) -> None:
         deadline = time.monotonic() + 20
@@ -61,7 +68,7 @@ def serving(count: int, *options: str, model: str = "fake") -> Iterator[Serving]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     log = ServeLog(process)
     try:
-        server = Serving(log.address(), process)
+        server = Serving(log.address(), process, log)
         # From now on nobody is refused: whoever comes to a process that starts yet waits for it.
         assert {server.ask().status_code for _ in range(8)} == {200}
         server.wait_all_ready(count)
@@ -163,6 +170,9 @@ def test_all_processes_outlive_the_engine() -> None:
             assert answer.status_code in (200, 503)
             good = good + 1 if answer.status_code == 200 else 0
         assert server.metric(r"octavo_engine_restarts_total") == 1
+        # One of them says it for all.
+        for said in ("it is started again in", "the engine serves again"):
+            assert len([line for line in server.log.lines if said in line["msg"]]) == 1
 
 
 def test_the_end_lets_answers_of_every_process_finish() -> None:
@@ -181,6 +191,32 @@ def test_the_end_lets_answers_of_every_process_finish() -> None:
         assert [answer.status_code for answer in answers] == [200] * 16
         assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {800}
         assert server.process.wait(20) == 0
+        # Of all processes.
+        assert server.log.wait_for("stopping")["running"] == 16
+        assert server.log.wait_for("refusing new requests")["running"] == 16
+        stopped = server.stopped()
+        assert (stopped["finished"], stopped["aborted"]) == (16, 0)
+
+
+def test_every_process_tells_of_all_that_still_runs() -> None:
+    options = ("--drain-delay", "1.5", "--shutdown-timeout", "0.5")
+    with serving(3, *options, model="fake?step_ms=12") as server:
+        threads = [threading.Thread(target=lambda: server.ask(max_tokens=2000)) for _ in range(24)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 10
+        while server.metric("vllm:num_requests_running") < 24:
+            assert time.monotonic() < deadline
+        server.process.send_signal(signal.SIGTERM)
+        server.log.wait_for("stopping")
+        told = [httpx.get(f"{server.url}/readyz", timeout=10) for _ in range(12)]
+        assert {answer.status_code for answer in told} == {503}
+        assert {answer.json()["running"] for answer in told} == {24}
+        for thread in threads:
+            thread.join(20)
+        assert server.process.wait(20) == 0
+        stopped = server.stopped()
+        assert (stopped["finished"], stopped["aborted"]) == (0, 24)
 
 
 def test_no_process_outlives_the_first() -> None:

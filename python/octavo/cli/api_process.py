@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -34,13 +35,14 @@ from octavo.server.lifecycle import serve
 from octavo.server.logs import configure_logging
 from octavo.server.observe import exposition
 from octavo.server.settings import ServerSettings
-from octavo.server.siblings import Talk
+from octavo.server.siblings import Talk, TalkEnded
 from octavo.server.starting import Progress
 from octavo.server.state import ServerState
 
 __all__ = ["main"]
 
 _METRICS_TIMEOUT_S = 8.0
+_LAST_WORDS_S = 2.0
 
 
 class _Connector:
@@ -94,12 +96,25 @@ class _Connector:
 class _Parent:
     """The process that started this one, as the server's routes know it."""
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: Talk, state: ServerState) -> None:
         self._talk = talk
+        self._state = state
 
     async def metrics(self) -> bytes:
         """Of all processes."""
         return await self._talk.ask("metrics", timeout=_METRICS_TIMEOUT_S)
+
+    async def running(self) -> int:
+        """Of all processes."""
+        try:
+            return msgspec.msgpack.decode(await self._talk.ask("running"), type=int)
+        except TalkEnded:
+            return self._state.num_running
+
+    async def ended(self, finished: int, aborted: int) -> None:
+        """Tell how this process's last answers ended."""
+        with contextlib.suppress(TalkEnded):
+            await self._talk.ask("ended", msgspec.msgpack.encode((finished, aborted)), timeout=_LAST_WORDS_S)
 
 
 def _note_end(finished: int, aborted: int, seconds: float) -> None:
@@ -111,6 +126,8 @@ async def _run(listener: socket.socket, talk_socket: socket.socket, asks: socket
     state: ServerState | None = None
 
     async def answer(kind: str, data: bytes) -> bytes:
+        if kind == "running":
+            return msgspec.msgpack.encode(0 if state is None else state.num_running)
         return b"" if state is None else await exposition(state, engines=False)
 
     reader, writer = await asyncio.open_unix_connection(sock=talk_socket)
@@ -122,7 +139,7 @@ async def _run(listener: socket.socket, talk_socket: socket.socket, asks: socket
     process = {"process": f"api-{brief.number}", "pid": os.getpid()}
     configure_logging(options.log_format, options.log_level, process)
     log_complaints()
-    keys = KeyRing(options.api_key_file, brief.environment_key, options.api_key)
+    keys = KeyRing(options.api_key_file, brief.environment_key, options.api_key, follows=True)
     connector = _Connector(asks)
 
     async def start_engine(config: EngineConfig, progress: Progress) -> AttachedEngine:
@@ -133,10 +150,17 @@ async def _run(listener: socket.socket, talk_socket: socket.socket, asks: socket
     aliases: Mapping[str, Alias] = {name: Alias(name, weights) for name, weights in brief.aliases.items()}
     state = ServerState(settings, start_engine, keys=keys)
     populate(state.registry, msgspec.msgpack.decode(brief.models, type=list[ModelPlan]), aliases)
-    state.siblings = _Parent(talk)
+    parent = _Parent(talk, state)
+    state.siblings = parent
+    last = (0, 0)
 
     def ready(_: Any) -> None:
         set_aside()
+
+    def end(finished: int, aborted: int, seconds: float) -> None:
+        nonlocal last
+        last = finished, aborted
+        _note_end(finished, aborted, seconds)
 
     try:
         # Connections wait in the listener's queue meanwhile; the first process answers those that come to it.
@@ -147,9 +171,10 @@ async def _run(listener: socket.socket, talk_socket: socket.socket, asks: socket
             drain_delay=brief.drain_delay,
             log_level=options.uvicorn_log_level,
             on_ready=ready,
-            on_end=_note_end,
+            on_end=end,
             state=state,
         )
+        await parent.ended(*last)
     finally:
         talking.cancel()
 

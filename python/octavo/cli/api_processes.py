@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -32,6 +33,7 @@ _LOG = logging.getLogger("octavo.server")
 _FIRST_DELAY_S, _MAX_DELAY_S, _STABLE_S = 0.5, 30.0, 60.0
 _LAST_WORDS_S = 8.0
 _MAX_ASK_BYTES = 1 << 16
+_COUNT_TIMEOUT_S = 1.0
 
 
 class Brief(msgspec.Struct, kw_only=True):
@@ -90,6 +92,10 @@ class ApiProcesses:
         listeners: one a child.
         state: of this process, whose registry has the engines.
         own_metrics: this process's metrics.
+
+    Attributes:
+        finished: answers of children that have ended which came to their end after the signal.
+        aborted: answers of the same that were cut short.
     """
 
     def __init__(
@@ -108,6 +114,8 @@ class ApiProcesses:
         self._own_metrics = own_metrics
         self._children = [_Child(number, listener) for number, listener in enumerate(listeners, 1)]
         self._tasks: set[asyncio.Task[None]] = set()
+        self.finished = 0
+        self.aborted = 0
         self._ending = False
         self._asked_to_end = 0.0
 
@@ -152,6 +160,19 @@ class ApiProcesses:
         own, *others = await asyncio.gather(self._own_metrics(), *map(self._metrics_of, self._children))
         return merge_metrics(text.decode() for text in (own, *others) if text).encode()
 
+    async def running(self) -> int:
+        """Exchanges that this process and all children that answer have under way."""
+        others = await asyncio.gather(*map(self._running_of, self._children))
+        return self._state.num_running + sum(others)
+
+    async def _running_of(self, child: _Child) -> int:
+        if child.talk is None:
+            return 0
+        try:
+            return msgspec.msgpack.decode(await child.talk.ask("running", timeout=_COUNT_TIMEOUT_S), type=int)
+        except (TalkEnded, msgspec.DecodeError):
+            return 0
+
     async def _metrics_of(self, child: _Child) -> bytes:
         if child.talk is None:
             return b""
@@ -192,7 +213,7 @@ class ApiProcesses:
             asks.close()
         loop = asyncio.get_running_loop()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        child.talk = Talk(reader, writer, lambda kind, data: self._answer(child, kind))
+        child.talk = Talk(reader, writer, functools.partial(self._answer, child))
         loop.add_reader(child.asks, self._take_ask, child.asks)
         talking = loop.create_task(child.talk.run())
         try:
@@ -204,9 +225,16 @@ class ApiProcesses:
             await asyncio.wait((talking,), timeout=1)
             talking.cancel()
 
-    async def _answer(self, child: _Child, kind: str) -> bytes:
+    async def _answer(self, child: _Child, kind: str, data: bytes) -> bytes:
         if kind == "metrics":
             return await self.metrics()
+        if kind == "running":
+            return msgspec.msgpack.encode(await self.running())
+        if kind == "ended":
+            finished, aborted = msgspec.msgpack.decode(data, type=tuple[int, int])
+            self.finished += finished
+            self.aborted += aborted
+            return b""
         plan = self._plan
         brief = Brief(
             number=child.number,

@@ -142,7 +142,8 @@ def serve(
         str | None,
         typer.Option(
             "--api-key-file",
-            help="File of API keys, `NAME KEY [OPTION=VALUE ...]` a line; read again when it changes.",
+            help="File of API keys, `NAME KEY [OPTION=VALUE ...]` a line; a KEY is 8 to 512 visible ASCII characters. "
+            "Read again when it changes.",
             rich_help_panel=SECURITY,
         ),
     ] = None,
@@ -150,7 +151,8 @@ def serve(
         list[str] | None,
         typer.Option(
             "--api-key",
-            help="An API key; may be repeated. Others on this machine can see it: prefer a file or OCTAVO_API_KEY.",
+            help="An API key of 8 to 512 visible ASCII characters; may be repeated. "
+            "Others on this machine can see it: prefer a file or OCTAVO_API_KEY.",
             rich_help_panel=SECURITY,
         ),
     ] = None,

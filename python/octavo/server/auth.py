@@ -173,6 +173,8 @@ class KeyRing:
         environment: value of `variable`: keys separated by commas.
         arguments: keys given as `--api-key`.
         variable: of the environment, for messages.
+        follows: another process of the same server has the same keys: it logs what becomes of the file, and the file
+            may hold no key by now.
 
     Raises:
         ConfigError: a source without keys, a key that is none, or a file that cannot be read.
@@ -184,20 +186,29 @@ class KeyRing:
         environment: str | None = None,
         arguments: Sequence[str] = (),
         variable: str = "OCTAVO_API_KEY",
+        *,
+        follows: bool = False,
     ) -> None:
+        self._follows = follows
         self._file = None if file is None else Path(file)
         self._fixed: list[ApiKey] = []
         if environment is not None and environment.strip():
-            words = [word.strip() for word in environment.split(",")]
-            self._fixed += _plain_keys((word for word in words if word), "environment", variable)
+            words = [word for word in map(str.strip, environment.split(",")) if word]
+            if not words:
+                raise ConfigError(f"{variable}: holds no key; write keys, separated by commas")
+            self._fixed += _plain_keys(words, "environment", variable)
         self._fixed += _plain_keys(arguments, "argument", "api_key")
         self._state: tuple[int, ...] | None = None
-        # That of a file that could not be used.
+        # That of a file that could not be used, and of one without a key.
         self._refused: tuple[int, ...] | None = None
+        self._emptied: tuple[int, ...] | None = None
         self._keys = self._fixed
         if self._file is not None:
             self._state = _state_of(self._file)
-            self._keys = self._read()
+            found = self._read()
+            if not found and not follows:
+                raise ConfigError(f"api_key_file {self._file}: holds no key; write one a line as `NAME KEY`")
+            self._keys = [*found, *self._fixed]
         _checked(list(self._keys), "API keys")
 
     def __len__(self) -> int:
@@ -228,6 +239,8 @@ class KeyRing:
     def reload(self) -> bool:
         """Read the file again if it has changed; one that cannot be used leaves the keys as they are.
 
+        One without any key revokes them all, at the second look: who writes a file anew empties it for a moment.
+
         Blocks: call it in a thread. True when the keys were replaced.
         """
         if self._file is None:
@@ -236,15 +249,28 @@ class KeyRing:
         if state == self._state:
             return False
         try:
-            self._keys = _checked(self._read(), "API keys")
+            found = self._read()
+            if not found and state != self._emptied:
+                self._emptied = state
+                return False
+            self._keys = _checked([*found, *self._fixed], "API keys")
         except ConfigError as error:
             if state != self._refused:
-                logger.error("the API keys stay as they were: %s", error)
+                self._say(logging.ERROR, "the API keys stay as they were: %s", error)
             # Looked at again each time: what is wrong may be mended without a change of the file.
             self._refused = state
             return False
-        self._state, self._refused = state, None
-        logger.info("%d API keys were read from the key file", len(self._keys))
+        self._state, self._refused, self._emptied = state, None, None
+        if found:
+            self._say(logging.INFO, "%d API keys were read from the key file", len(found))
+        elif self._fixed:
+            self._say(logging.ERROR, "api_key_file %s holds no key any more: those it held open nothing", self._file)
+        else:
+            self._say(
+                logging.ERROR,
+                "api_key_file %s holds no key any more: nobody gets in until it does",
+                self._file,
+            )
         return True
 
     async def watch(self, interval: float = 1.0) -> None:
@@ -257,6 +283,9 @@ class KeyRing:
             except Exception:
                 logger.exception("the API key file could not be looked at")
 
+    def _say(self, level: int, message: str, *values: object) -> None:
+        logger.log(logging.DEBUG if self._follows else level, message, *values)
+
     def _read(self) -> list[ApiKey]:
         assert self._file is not None
         place = f"api_key_file {self._file}"
@@ -267,17 +296,14 @@ class KeyRing:
         except OSError as error:
             raise ConfigError(f"{place}: cannot be read ({error.strerror})") from None
         if status.st_mode & stat.S_IROTH:
-            logger.warning("%s can be read by everyone on this machine; chmod 600 it", place)
+            self._say(logging.WARNING, "%s can be read by everyone on this machine; chmod 600 it", place)
         if len(data) > _MAX_FILE_BYTES:
             raise ConfigError(f"{place}: is longer than {_MAX_FILE_BYTES} bytes")
         try:
             text = data.decode()
         except UnicodeDecodeError:
             raise ConfigError(f"{place}: is not UTF-8 text") from None
-        keys = parse_keys(text, place)
-        if not keys:
-            raise ConfigError(f"{place}: holds no key; write one a line as `NAME KEY`")
-        return [*keys, *self._fixed]
+        return parse_keys(text, place)
 
 
 def _state_of(file: Path) -> tuple[int, ...] | None:

@@ -46,7 +46,9 @@ class _Health:
         """`GET /readyz`: 200 when every loaded model answers; else 503 with the reason, and the progress of a load."""
         state, registry = self._state, self._state.registry
         if state.draining:
-            return json_response({"status": "draining", "running": state.num_running}, 503)
+            siblings = state.siblings
+            running = state.num_running if siblings is None else await siblings.running()
+            return json_response({"status": "draining", "running": running}, 503)
         if not registry.started:
             models = {entry.id: entry.state.value for entry in registry.entries}
             return json_response({"status": "loading", "progress": registry.progress(), "models": models}, 503)

@@ -31,7 +31,19 @@ _LOG = logging.getLogger("octavo.server")
 
 
 class Processes(Protocol):
-    """More processes of the same server."""
+    """More processes of the same server.
+
+    Attributes:
+        finished: answers of those that have ended which came to their end after the signal.
+        aborted: answers of the same that were cut short.
+    """
+
+    finished: int
+    aborted: int
+
+    async def running(self) -> int:
+        """Exchanges that all processes answer, this one's too."""
+        ...
 
     def signal(self, number: signal.Signals) -> None:
         """Pass a signal on."""
@@ -105,17 +117,18 @@ async def serve(
     stop = asyncio.Event()
     force = asyncio.Event()
     patience = 0.0
-    # When the first signal came, and how many answers had been given by then.
-    asked: tuple[float, int] | None = None
+    # Which signal came first, when, and how many answers had been given by then.
+    asked: tuple[signal.Signals, float, int] | None = None
+
+    async def running() -> int:
+        return state.num_running if processes is None else await processes.running()
 
     def on_signal(number: signal.Signals, delay: float) -> None:
         nonlocal patience, asked
         if loading.done():
             patience = delay
         if asked is None:
-            asked = time.monotonic(), state.num_ended
-            if on_stop is not None:
-                on_stop(number, state.num_running, patience)
+            asked = number, time.monotonic(), state.num_ended
         if processes is not None:
             processes.signal(number)
         (force if stop.is_set() else stop).set()
@@ -149,10 +162,12 @@ async def serve(
             loading.cancel()
             patience = 0.0
         state.draining = True
+        if on_stop is not None and asked is not None:
+            on_stop(asked[0], await running(), patience)
         await _wait_any(patience, serving, force.wait())
         state.refuse()
-        if on_wait is not None and grace > 0 and state.num_running:
-            on_wait(state.num_running)
+        if on_wait is not None and grace > 0 and (count := await running()):
+            on_wait(count)
         await _wait_any(grace, serving, force.wait(), state.quiet())
         aborted = state.num_running
         state.abort_all()
@@ -168,7 +183,10 @@ async def serve(
             await processes.close()
         await state.registry.close()
         if on_end is not None and asked is not None:
-            on_end(state.num_ended - asked[1] - aborted, aborted, time.monotonic() - asked[0])
+            finished = state.num_ended - asked[2] - aborted
+            if processes is not None:
+                finished, aborted = finished + processes.finished, aborted + processes.aborted
+            on_end(finished, aborted, time.monotonic() - asked[1])
         for number in handled:
             loop.remove_signal_handler(number)
 

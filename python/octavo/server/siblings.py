@@ -25,7 +25,11 @@ class Siblings(Protocol):
     """The other processes that answer on the same port."""
 
     async def metrics(self) -> bytes:
-        """The text of `/metrics` of all of them together."""
+        """The text of `/metrics` of all processes together."""
+        ...
+
+    async def running(self) -> int:
+        """Exchanges that all processes answer, this one's too."""
         ...
 
 
