@@ -6,10 +6,13 @@ import json
 import re
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from octavo import _core
 from octavo.errors import InvalidRequest, UnsupportedModel
+from octavo.loading.resolve import resolve_model
+from octavo.text.tokenizer import load_tokenizer
 from walks import LENGTH, STOP, Walker
 
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -146,9 +149,87 @@ def test_a_grammar_that_the_tokens_cannot_write_is_refused() -> None:
     walker = Walker([b"a", b"<end>"], [1])
     with pytest.raises(InvalidRequest, match="no token"):
         walker.vocabulary.compile("regex", "b")
-    # It shows late: the row says so once, and allows end tokens.
-    walker.constraints.add(1, 1, walker.vocabulary.compile("regex", "a?b|a"), None, None)
-    walker.constraints.add(2, 1, walker.vocabulary.compile("regex", "ab"), None, None)
+
+
+def test_a_row_whose_grammar_cannot_go_on_says_so_once() -> None:
+    walker = Walker([b"a", b"<end>"], [1])
+    key, row = np.array([1, 0], np.int64).tobytes(), np.zeros(1, np.int32)
+
+    def fill() -> list[tuple[int, str]]:
+        return walker.constraints.fill(key, row.ctypes.data, 1)
+
+    walker.constraints.add(1, 1, walker.vocabulary.compile("regex", "ab"))
+    walker.core.submit(1, np.zeros(1, np.int32).tobytes(), arrival_us=0, max_tokens=9, constrained=True)
+    plan = walker.core.plan()
+    assert plan is not None
+    assert walker.core.masked() == key
+    assert (fill(), row[0]) == ([], 1)
+    assert walker.constraints.advance(walker.core.commit(plan.step)) == []
+    ((index, message),) = fill()
+    assert (index, row[0]) == (0, 2)
+    assert "no token that could come next" in message
+    assert (fill(), row[0]) == ([], 2)
+
+
+JSON_GBNF = r"""
+root ::= object
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= "-"? ("0" | [1-9] [0-9]{0,15}) ("." [0-9]+)? ([eE] [-+]? [0-9]{1,2})? ws
+ws ::= [ \t\n]{0,3}
+"""
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        ('root ::= "yes" | "no" digits\ndigits ::= [0-9]{2,} # two or more', r"yes|no[0-9]{2,}"),
+        ('root ::= ("a" | "ab") "bc" ("." | root)', r"(ab?bc)+\."),
+        ('start: ITEM ("," ITEM)*\nITEM: /[a-c]+/ | NUMBER\nNUMBER: /[0-9]/', "([a-c]+|[0-9])(,([a-c]+|[0-9]))*"),
+        ('start: "<" /[ab]/ start ">" | ""', "(<[ab])*(>)*"),
+    ],
+)
+def test_texts_follow_their_grammar(walker: Walker, grammar: str, pattern: str) -> None:
+    compiled = walker.vocabulary.compile("grammar", grammar)
+    answers = [one for request in walker.run([{"grammar": compiled, "n": 4}] * 8, max_tokens=80) for one in request]
+    texts = {answer.text for answer in answers if answer.finish_reason == STOP}
+    assert len(texts) > 1
+    for text in texts:
+        assert re.fullmatch(pattern, text), text
+        assert text.count("<") == text.count(">")
+
+
+def test_json_in_gbnf_parses(walker: Walker) -> None:
+    compiled = walker.vocabulary.compile("grammar", JSON_GBNF)
+    answers = [one for request in walker.run([{"grammar": compiled, "n": 8}] * 8) for one in request]
+    ended = [answer for answer in answers if answer.finish_reason == STOP]
+    assert len(ended) > 3
+    assert all(isinstance(json.loads(answer.text), dict) for answer in ended)
+
+
+@pytest.mark.demo
+def test_a_real_vocabulary() -> None:
+    tokenizer = load_tokenizer(resolve_model("demo"))
+    assert tokenizer is not None
+    table = tokenizer.vocabulary
+    walker = Walker(table.tokens, sorted(tokenizer.eos_token_ids), flags=table.flags)
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 9}, "maxItems": 3}
+    for kind, spec in [
+        ("json", json.dumps(schema)),
+        ("choice", '["Zürich", "東京", "Athens"]'),
+        ("regex", "[0-9a-f]{4,}"),
+    ]:
+        grammar = walker.vocabulary.compile(kind, spec)
+        answers = [one for request in walker.run([{"grammar": grammar, "n": 4}] * 4) for one in request]
+        ended = [answer.text for answer in answers if answer.finish_reason == STOP]
+        assert ended
+        for text in ended:
+            if kind == "json":
+                jsonschema.validate(json.loads(text), schema)
+            else:
+                assert text in spec if kind == "choice" else re.fullmatch(spec, text)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +258,7 @@ def test_a_grammar_that_the_tokens_cannot_write_is_refused() -> None:
         ("grammar", "start: nowhere", "nowhere"),
         ("grammar", 'start: "a" <|nothing|>', "nothing"),
         ("grammar", "", "start"),
+        ("grammar", 'root ::= "a" b', "line 1, column 14: there is no rule b"),
         ("grammar", '%llguidance {"allow_invalid_utf8": true}\nstart: /a/', "allow_invalid_utf8"),
     ],
 )
