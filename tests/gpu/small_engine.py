@@ -8,7 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from octavo import LLM, SamplingParams
+from octavo._core import TokenTable
 from octavo.config import EngineConfig
 from octavo.engine.backend import LocalBackend
 from octavo.engine.build import build_loop
@@ -23,7 +25,7 @@ Question = tuple[list[int], SamplingParams]
 
 
 class SmallEngine:
-    """`LLM` with its parts at hand.
+    """`LLM` with its parts at hand. Each token is one to three times the same letter, the last one ends answers.
 
     Attributes:
         llm: the engine.
@@ -35,7 +37,10 @@ class SmallEngine:
             settings["kv_cache_memory"] = KV_BYTES
         config = EngineConfig(model=str(folder), device=DEVICE, dtype="bfloat16", **settings)  # type: ignore[arg-type]
         runner, info = build_runner(config, resolve_model(config.model))
-        self._loop = build_loop(config, runner, info, None)
+        end = info.vocab_size - 1
+        info = msgspec.structs.replace(info, eos_token_ids=(end,))
+        texts = [bytes([97 + token % 26]) * (1 + token // 26 % 3) for token in range(end)]
+        self._loop = build_loop(config, runner, info, TokenTable([*texts, b""], bytes(end) + b"\1"))
         self.llm = LLM.from_backend(config, LocalBackend(self._loop, info, None))
         self.most_groups = 0
         launch = runner.launch

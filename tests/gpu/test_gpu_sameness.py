@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.9, "seed": 7, "top_p": 0.9},
     {"temperature": 1.1, "seed": 8, "top_k": 50, "min_p": 0.01},
     {"temperature": 0.0, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"temperature": 0.0, "structured_outputs": {"regex": "([a-m]{1,5}[n-z]{1,5}){9,}"}},
+    {"temperature": 1.0, "seed": 9, "allowed_token_ids": [*range(300, 700)], "logit_bias": {310: 3.0, 311: -100.0}},
 )
 BASE: dict[str, Any] = {"max_num_seqs": ROWS, "max_num_batched_tokens": 8192 // SHRINK, "max_model_len": MAX_MODEL_LEN}
 
@@ -65,6 +68,7 @@ def traffic(count: int) -> list[Question]:
         params = SamplingParams(
             temperature=rng.choice((0.0, 1.0)),
             top_k=rng.choice((-1, 5)),
+            structured_outputs=rng.choice((None, None, {"regex": "[a-c]+[d-z]+"})),
             frequency_penalty=rng.choice((0.0, 0.0, 0.4)),
             n=3 if number % 17 == 0 else 1,
             logprobs=rng.choice((None, None, 5)),
@@ -124,12 +128,17 @@ def test_answers_are_worth_comparing(case: Case) -> None:
     greedy = [
         output.outputs[0]
         for output, (_, params) in zip(case.outputs, case.asked, strict=True)
-        if params.temperature == 0 and params.repetition_penalty == 1
+        if params.temperature == 0 and params.repetition_penalty == 1 and not params.is_constrained
     ]
     for answer in greedy:
         assert answer.logprobs is not None
         assert all(entry.token_id == entry.top[0][0] for entry in answer.logprobs)
         assert all(entry.logprob == entry.top[0][1] < 0 for entry in answer.logprobs)
+    for output, (_, params) in zip(case.outputs, case.asked, strict=True):
+        if params.structured_outputs is not None:
+            assert re.match("([a-m]+[n-z]+)+", output.outputs[0].text)
+        if params.allowed_token_ids is not None:
+            assert {*output.outputs[0].token_ids} <= {*params.allowed_token_ids} - {311}
     assert_same(alone(case.engine, case.asked[:4], "alone again"), case.expected[:4], case.asked[:4])
 
 
