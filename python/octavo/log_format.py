@@ -34,6 +34,7 @@ __all__ = [
     "configure_child",
     "current_format",
     "current_handler",
+    "for_people",
     "is_json",
     "log_complaints",
     "printable",
@@ -321,6 +322,11 @@ def current_format() -> str | None:
     if handler is None:
         return None
     return "json" if is_json(handler) else "console"
+
+
+def for_people() -> bool:
+    """Whether standard error is a terminal, and no log of JSON lines goes there: bars that move may be shown."""
+    return sys.stderr.isatty() and current_format() != "json"
 
 
 def current_handler() -> LineHandler | None:

@@ -243,6 +243,27 @@ def test_a_terminal_that_is_closed_ends_the_server() -> None:
         os.close(ours)
 
 
+def test_a_terminal_that_is_to_show_json_shows_nothing_else() -> None:
+    """No bars, no colours, no text with calls to copy."""
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "any=fake?load_ms=300", "--log-format", "json"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        with os.fdopen(ours, encoding="utf-8", newline="\n") as terminal:
+            lines = []
+            with contextlib.suppress(OSError):  # the other end is closed
+                for line in terminal:
+                    lines.append(json.loads(line))
+                    if lines[-1]["msg"] == "ready":
+                        process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert [line["msg"] for line in lines] == ["starting", "model ready", "ready", "stopping", "stopped"]
+
+
 def test_a_service_manager_hears_of_every_state(tmp_path: Path) -> None:
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from octavo.log_format import for_people
 
 __all__ = ["loading_progress"]
 
 
 @contextmanager
 def loading_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error; silent where that is no terminal.
+    """A progress bar on standard error; silent where that is no terminal, or a log of JSON lines.
 
     Yields:
         to be called with (stage, done, total); total 0 where unknown.
     """
-    if not sys.stderr.isatty():
+    if not for_people():
         yield lambda stage, done, total: None
         return
     from rich.console import Console

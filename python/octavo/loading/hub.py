@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelNotFound
+from octavo.log_format import for_people
 
 __all__ = ["fetch_model", "fetch_tokenizer", "is_repository_id"]
 
@@ -119,7 +119,7 @@ def _bars_on_terminals_only() -> Iterator[None]:
     """Keep the hub's progress bars out of logs."""
     from huggingface_hub import utils
 
-    quiet = not sys.stderr.isatty() and not utils.are_progress_bars_disabled()
+    quiet = not for_people() and not utils.are_progress_bars_disabled()
     if quiet:
         utils.disable_progress_bars()
     try:

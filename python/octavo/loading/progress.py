@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
+
+from octavo.log_format import for_people
 
 __all__ = ["Progress", "progress_bar"]
 
@@ -14,11 +15,11 @@ Progress = Callable[[str, int, int], None]
 
 @contextlib.contextmanager
 def progress_bar(progress: Progress | None) -> Iterator[Progress]:
-    """What to report to: the caller's function, else a bar on standard error where that is a terminal."""
+    """What to report to: the caller's function, else a bar on standard error where people see it."""
     if progress is not None:
         yield progress
         return
-    if not sys.stderr.isatty():
+    if not for_people():
         yield lambda label, done, total: None
         return
     from rich.console import Console
