@@ -244,7 +244,7 @@ class Vocabulary:
             kind: "json" (a JSON schema), "json_object" (any object; spec is not read), "regex" (Rust's syntax, with
                 ASCII's digits, words and blanks; the whole text matches), "choice" (a JSON list of texts) or
                 "grammar" (Lark, or GBNF with `root ::=`).
-            spec: the specification, 512 KiB at most.
+            spec: the specification, 256 KiB at most.
 
         Between the parts of a JSON text 64 blanks, or one line break and 64 blanks, are the most.
 

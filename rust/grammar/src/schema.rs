@@ -10,7 +10,7 @@ use crate::error::Error;
 const WHITESPACE: &str = r"[ \t]{1,64}|\r?\n[ \t]{0,64}";
 
 /// Levels that references may lead through in all: each is a call deeper while a schema is compiled.
-const MAX_REFERENCED_DEPTH: usize = 20_000;
+const MAX_REFERENCED_DEPTH: usize = 10_000;
 
 /// The largest divisor, without its decimal point: a number's remainders are states of the lexer.
 const MAX_DIVISOR: f64 = 100_000.0;

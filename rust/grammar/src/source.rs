@@ -12,7 +12,7 @@ use crate::lark::check_lark;
 use crate::schema::check_schema;
 
 /// Bytes of a specification.
-const MAX_BYTES: usize = 512 << 10;
+const MAX_BYTES: usize = 256 << 10;
 
 /// What a specification is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -154,21 +154,28 @@ fn repeat(inner: &str, least: u32, most: Option<u32>) -> String {
     }
 }
 
-/// Ranges as a class of a regular expression.
+/// Ranges as a part of a regular expression.
 fn class(ranges: &[(u32, u32)]) -> String {
+    if let &[(first, last)] = ranges
+        && first == last
+    {
+        return escaped(first);
+    }
     let mut text = String::from("[");
     for &(first, last) in ranges {
-        for (index, character) in [first, last].into_iter().enumerate() {
-            if index == 1 && first == last {
-                break;
-            }
-            let dash = if index == 1 { "-" } else { "" };
-            let _ = match char::from_u32(character) {
-                Some(plain) if plain.is_ascii_alphanumeric() => write!(text, "{dash}{plain}"),
-                _ => write!(text, "{dash}\\x{{{character:x}}}"),
-            };
+        text.push_str(&escaped(first));
+        if first != last {
+            text.push('-');
+            text.push_str(&escaped(last));
         }
     }
     text.push(']');
     text
+}
+
+fn escaped(character: u32) -> String {
+    match char::from_u32(character) {
+        Some(plain) if plain.is_ascii_alphanumeric() => plain.into(),
+        _ => format!("\\x{{{character:x}}}"),
+    }
 }

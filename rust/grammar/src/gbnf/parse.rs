@@ -7,7 +7,7 @@ use std::str::Chars;
 use super::{Gbnf, Node, NodeId};
 use crate::error::Error;
 
-/// Parentheses within parentheses.
+/// Parentheses within parentheses, and repetitions of repetitions.
 const MAX_NESTING: usize = 64;
 /// The largest count of a repetition.
 const MAX_COUNT: u32 = 100_000;
@@ -225,24 +225,20 @@ impl Parser<'_> {
     }
 
     fn repeated(&mut self, mut item: NodeId) -> Result<NodeId, Error> {
-        loop {
+        for _ in 0..MAX_NESTING {
             let (least, most) = match self.rest.peek() {
                 Some('*') => (0, None),
                 Some('+') => (1, None),
                 Some('?') => (0, Some(1)),
-                Some('{') => {
-                    self.next();
-                    let counts = self.counts()?;
-                    item = self.gbnf.add(Node::Repeat(item, counts.0, counts.1));
-                    self.blanks();
-                    continue;
-                }
+                Some('{') => (0, Some(0)),
                 _ => return Ok(item),
             };
             self.next();
-            self.blanks();
+            let (least, most) = if most == Some(0) { self.counts()? } else { (least, most) };
             item = self.gbnf.add(Node::Repeat(item, least, most));
+            self.blanks();
         }
+        Err(self.wrong(&format!("more than {MAX_NESTING} repetitions of one another")))
     }
 
     fn counts(&mut self) -> Result<(u32, Option<u32>), Error> {

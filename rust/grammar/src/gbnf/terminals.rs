@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::{Gbnf, Node, NodeId};
 use crate::error::Error;
 
-/// Pairs of characters that are compared at most.
-const MAX_WORK: usize = 20_000_000;
+/// Steps that finding the terminals may take, each with some 50 bytes.
+const MAX_WORK: usize = 8_000_000;
 
 /// What stands side by side within a terminal, or alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,21 +90,20 @@ pub(super) enum Part {
 /// A grammar with too many ways to go on.
 pub(super) fn find(gbnf: &Gbnf) -> Result<Terminals, Error> {
     let mut terminals = Terminals { regular: regular_rules(gbnf), ..Terminals::default() };
-    let links = Links::new(gbnf);
     let mut work = Work(0);
+    let links = Links::new(gbnf, &mut work)?;
     let together = together(gbnf, &links, &mut work)?;
     loop {
+        work.spend(gbnf.nodes.len() + together.len())?;
         let layout = Layout::new(gbnf, &terminals, &links);
         let mut torn: BTreeSet<usize> = BTreeSet::new();
         for &(one, other) in &together {
             for (ending, going_on) in [(one, other), (other, one)] {
-                for &(next, between) in &links.next[&ending] {
-                    if !layout.between.contains(&between) {
-                        continue;
-                    }
+                let following = links.next[&ending].iter();
+                for &(next, _) in following.filter(|(_, link)| layout.between.contains(link)) {
                     for &(inner, within) in &links.next[&going_on] {
-                        if let Some(owners) = layout.within.get(&within)
-                            && work.overlap(gbnf, next, inner)?
+                        if work.overlap(gbnf, next, inner)?
+                            && let Some(owners) = layout.within.get(&within)
                         {
                             torn.extend(owners);
                         }
@@ -121,18 +120,32 @@ pub(super) fn find(gbnf: &Gbnf) -> Result<Terminals, Error> {
     }
 }
 
-fn regular_rules(gbnf: &Gbnf) -> Vec<bool> {
-    let references: Vec<_> = gbnf.rules.iter().map(|&body| gbnf.references(body)).collect();
-    let mut regular = vec![false; gbnf.rules.len()];
-    loop {
-        let before = regular.iter().filter(|&&is| is).count();
-        for (rule, references) in references.iter().enumerate() {
-            regular[rule] = references.iter().all(|&other| regular[other]);
-        }
-        if regular.iter().filter(|&&is| is).count() == before {
-            return regular;
+/// Which rules refer to each.
+fn users(gbnf: &Gbnf) -> Vec<Vec<usize>> {
+    let mut users = vec![Vec::new(); gbnf.rules.len()];
+    for (rule, &body) in gbnf.rules.iter().enumerate() {
+        for used in gbnf.references(body) {
+            users[used].push(rule);
         }
     }
+    users
+}
+
+fn regular_rules(gbnf: &Gbnf) -> Vec<bool> {
+    let users = users(gbnf);
+    let mut regular = vec![false; gbnf.rules.len()];
+    let mut open: Vec<usize> = gbnf.rules.iter().map(|&body| gbnf.references(body).len()).collect();
+    let mut left: Vec<usize> = (0..open.len()).filter(|&rule| open[rule] == 0).collect();
+    while let Some(rule) = left.pop() {
+        regular[rule] = true;
+        for &user in &users[rule] {
+            open[user] -= 1;
+            if open[user] == 0 {
+                left.push(user);
+            }
+        }
+    }
+    regular
 }
 
 /// Two neighbours of a sequence, by their places in it, or a repetition.
@@ -154,32 +167,34 @@ struct Links {
 }
 
 impl Links {
-    fn new(gbnf: &Gbnf) -> Self {
+    fn new(gbnf: &Gbnf, work: &mut Work) -> Result<Self, Error> {
+        let users = users(gbnf);
         let mut rules = vec![Edges::default(); gbnf.rules.len()];
         let mut edges = BTreeMap::new();
-        loop {
-            let before = rules.clone();
-            for (rule, &body) in gbnf.rules.iter().enumerate() {
-                rules[rule] = Self::edges(gbnf, &rules, body, &mut edges);
-            }
-            if rules == before {
-                break;
+        let mut left: BTreeSet<usize> = (0..rules.len()).collect();
+        while let Some(rule) = left.pop_last() {
+            let new = Self::edges(gbnf, &rules, gbnf.rules[rule], &mut edges, work)?;
+            if new != rules[rule] {
+                rules[rule] = new;
+                left.extend(&users[rule]);
             }
         }
         let mut next: BTreeMap<NodeId, Vec<_>> = BTreeMap::new();
         let mut of: BTreeMap<NodeId, Vec<_>> = BTreeMap::new();
         let mut link = |from: &Edges, to: &Edges, id: LinkId| {
+            work.spend(from.last.len() * to.first.len())?;
             of.entry(id.0).or_default().push(id);
             for &position in &from.last {
                 next.entry(position).or_default().extend(to.first.iter().map(|&to| (to, id)));
             }
+            Ok::<(), Error>(())
         };
         for &node in edges.keys() {
             match &gbnf.nodes[node] {
                 Node::Seq(items) => {
                     for (to, item) in items.iter().enumerate() {
                         for from in (0..to).rev() {
-                            link(&edges[&items[from]], &edges[item], (node, from, to));
+                            link(&edges[&items[from]], &edges[item], (node, from, to))?;
                             if !edges[&items[from]].empty {
                                 break;
                             }
@@ -187,7 +202,7 @@ impl Links {
                     }
                 }
                 Node::Repeat(inner, _, most) if *most != Some(1) => {
-                    link(&edges[inner], &edges[inner], (node, 0, 0));
+                    link(&edges[inner], &edges[inner], (node, 0, 0))?;
                 }
                 _ => {}
             }
@@ -197,7 +212,7 @@ impl Links {
                 next.entry(node).or_default();
             }
         }
-        Self { next, root: rules[gbnf.root].first.clone(), of }
+        Ok(Self { next, root: rules[gbnf.root].first.clone(), of })
     }
 
     fn of(&self, node: NodeId) -> &[LinkId] {
@@ -209,7 +224,8 @@ impl Links {
         rules: &[Edges],
         node: NodeId,
         known: &mut BTreeMap<NodeId, Edges>,
-    ) -> Edges {
+        work: &mut Work,
+    ) -> Result<Edges, Error> {
         let mut all = Edges::default();
         match &gbnf.nodes[node] {
             Node::Chars(_) => {
@@ -219,14 +235,14 @@ impl Links {
             Node::Rule(rule) => all = rules[*rule].clone(),
             Node::Alt(options) => {
                 for &option in options {
-                    let option = Self::edges(gbnf, rules, option, known);
+                    let option = Self::edges(gbnf, rules, option, known, work)?;
                     all.empty |= option.empty;
                     all.first.extend(option.first);
                     all.last.extend(option.last);
                 }
             }
             Node::Repeat(inner, least, most) => {
-                all = Self::edges(gbnf, rules, *inner, known);
+                all = Self::edges(gbnf, rules, *inner, known, work)?;
                 all.empty |= *least == 0;
                 if *most == Some(0) {
                     all = Edges { empty: true, ..Edges::default() };
@@ -235,7 +251,7 @@ impl Links {
             Node::Seq(items) => {
                 all.empty = true;
                 for &item in items {
-                    let item = Self::edges(gbnf, rules, item, known);
+                    let item = Self::edges(gbnf, rules, item, known, work)?;
                     if all.empty {
                         all.first.extend(&item.first);
                     }
@@ -247,23 +263,29 @@ impl Links {
                 }
             }
         }
+        work.spend(1 + all.first.len() + all.last.len())?;
         known.insert(node, all.clone());
-        all
+        Ok(all)
     }
 }
 
-/// What was compared so far.
+/// The steps taken so far.
 struct Work(usize);
 
 impl Work {
-    /// Whether two positions have a character in common.
-    fn overlap(&mut self, gbnf: &Gbnf, one: NodeId, other: NodeId) -> Result<bool, Error> {
-        self.0 += 1;
+    fn spend(&mut self, steps: usize) -> Result<(), Error> {
+        self.0 += steps;
         if self.0 > MAX_WORK {
             return Err(Error::specification(
                 "the grammar has too many ways to go on to be turned into Lark; write it in Lark",
             ));
         }
+        Ok(())
+    }
+
+    /// Whether two positions have a character in common.
+    fn overlap(&mut self, gbnf: &Gbnf, one: NodeId, other: NodeId) -> Result<bool, Error> {
+        self.spend(1)?;
         let (Node::Chars(one), Node::Chars(other)) = (&gbnf.nodes[one], &gbnf.nodes[other]) else {
             return Ok(false);
         };
