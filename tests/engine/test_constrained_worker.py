@@ -75,12 +75,14 @@ def test_who_leaves_while_it_compiles_leaves_nothing(fake_engine: Any, run: Call
         async with fake_engine("fake:eos=1,compile_s=0.4") as engine:
             tasks = [asyncio.create_task(engine.generate([n], SLOW)) for n in range(1, 6)]
             await asyncio.sleep(0.1)
+            stats = await engine.stats()
+            assert (stats["deferred"], stats["waiting"], stats["running"]) == (5, 0, 0)
             for task in tasks[1:]:
                 task.cancel()
             await asyncio.wait(tasks)
             assert tasks[0].result().outputs[0].finish_reason == "stop"
             stats = await settled(engine)
-            assert (stats["requests"], stats["open_requests"]) == (1, 0)
+            assert (stats["requests"], stats["open_requests"], stats["deferred"]) == (1, 0, 0)
             await asyncio.sleep(1)
             assert (await engine.stats())["requests"] == 1
 

@@ -68,6 +68,11 @@ class Intake:
         self._batches: dict[Client, _Batch] = {}
         self._compiled: queue.SimpleQueue[tuple[_Pending, Compiled | OctavoError]] = queue.SimpleQueue()
 
+    @property
+    def num_answers(self) -> int:
+        """Answers whose request is not in the core yet."""
+        return sum(pending.request.params.n for pending in self._pending.values())
+
     def submit(self, client: Client, message: Submit) -> None:
         """Take what a client sent.
 

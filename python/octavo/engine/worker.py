@@ -136,7 +136,9 @@ class Worker:
             elif isinstance(message, Abort):
                 self._intake.abort(client, message.request_ids)
             elif isinstance(message, StatsQuery):
-                self._clients.send(client, Stats(message.query_id, self._loop.stats()))
+                values = self._loop.stats()
+                values["deferred"] += self._intake.num_answers
+                self._clients.send(client, Stats(message.query_id, values))
             else:
                 raise ProtocolError(f"{type(message).__name__} is not expected here")
         except ProtocolError as error:

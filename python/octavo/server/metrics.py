@@ -82,7 +82,7 @@ _ENGINE_COUNTERS = (
 )
 # Ours, from the engine's stats; one that an engine does not give is left out.
 _OUR_GAUGES = (
-    ("num_requests_deferred", "Answers that wait for a prefix another one computes.", "deferred"),
+    ("num_requests_deferred", "Answers that wait for a prefix or for their grammar to be compiled.", "deferred"),
     ("open_requests", "Requests the engine holds for this server.", "open_requests"),
     ("kv_cache_blocks", "Blocks of the KV cache, the null block apart.", "blocks_total"),
     ("kv_cache_blocks_used", "Blocks that sequences hold.", "blocks_used"),
