@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import json
 import math
+import re
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
+from octavo import LLM, SamplingParams
 from octavo.runner.fake import FakeOptions, FakeRunner, FakeTextRunner, fake_model_info
 from octavo.text.fake_tokenizer import fake_tokenizer
 from plan_writer import PlanWriter, params
@@ -122,6 +126,31 @@ def test_text_that_is_held_keeps_to_its_passage_and_looks_for_its_end() -> None:
     # An end that is banned does not come.
     assert answer_text(None, False, [(0, 258, -math.inf)], end_after=5).endswith("...")
     assert not answer_text(None, False, end_after=5).endswith("...")
+
+
+def test_a_fake_engine_writes_what_it_is_held_to_and_ends() -> None:
+    properties = {"name": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}, "minItems": 2}}
+    schema = {"type": "object", "properties": properties, "required": ["name", "tags"], "additionalProperties": False}
+    held: list[dict[str, Any]] = [
+        {"json": schema},
+        {"json_object": True},
+        {"regex": "[a-z]{3,9}@[0-9]+"},
+        {"choice": ["yes", "no"]},
+    ]
+    params = [SamplingParams(structured_outputs=one, max_tokens=300, ignore_eos=False) for one in held]
+    llm = LLM("fake", load_format="fake")
+    try:
+        outputs = llm.generate(["Write."] * len(held), params, use_tqdm=False)
+    finally:
+        llm.close()
+    texts = [output.outputs[0].text for output in outputs]
+    assert [output.outputs[0].finish_reason for output in outputs] == ["stop"] * len(held)
+    answer = json.loads(texts[0])
+    assert len(answer["name"]) > 20
+    assert len(answer["tags"]) >= 2
+    assert isinstance(json.loads(texts[1]), dict)
+    assert re.fullmatch("[a-z]{3,9}@[0-9]+", texts[2])
+    assert texts[3] in ("yes", "no")
 
 
 def test_it_loads_no_torch() -> None:

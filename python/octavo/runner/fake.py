@@ -26,8 +26,9 @@ _SHIFT = np.uint32(15)
 _TEMPERATURE, _SEED, _SAMPLE_INDEX, _FLAGS, _NUM_LOGPROBS, _PROMPT_LENGTH = 0, slice(7, 9), 9, 10, 11, 12
 _WANTS_LOGPROBS = 2
 _LOG_HALF = math.log(0.5)
-_CLOSERS = tuple(b'}]",:')
-"""What brings JSON to its end, the soonest first: a byte's token of `fake_tokenizer` is the byte."""
+_CLOSERS = tuple(b'"}],:')
+"""What brings JSON to its end, a string's first, as all others may be in one: a byte's token of `fake_tokenizer` is the
+byte."""
 
 _HELD_TOKENS = 32
 """A masked answer of text looks for its end after so many tokens."""
@@ -233,8 +234,8 @@ class FakeTextRunner:
 
     Where in the passage an answer begins is a hash of its prompt and, at a temperature, of seed and answer's index.
 
-    A row that must not have the passage's next token, or whose mask lets it not end though it is long enough, gets the
-    end token, or what closes JSON, or else a hashed one of those that it may have.
+    A row that must not have the passage's next token gets a hashed one of those that it may have; or, where its mask
+    leaves few or lets it not end though it is long enough, the end token, or what closes JSON.
 
     Attributes:
         masks: as of `Runner`, once attached.
@@ -330,9 +331,11 @@ class FakeTextRunner:
         candidates = held.candidates(row)
         preferred: tuple[int, ...] = ()
         if row in held.masks:
-            preferred = (self._end_token, *_CLOSERS)
             if written >= _HELD_TOKENS and self._end_token not in candidates:
                 wanted = self._end_token
+            # Where most tokens may be had, the one that may not is a word that is banned.
+            if wanted == self._end_token or 2 * candidates.size < self.info.vocab_size:
+                preferred = (self._end_token, *_CLOSERS)
         return _choose(candidates, wanted, preferred, zlib.crc32(f"{wanted} {written}".encode()))
 
     def _update_params(self, count: int, arrays: dict[str, npt.NDArray[np.int32]]) -> None:
