@@ -269,10 +269,13 @@ def test_what_cannot_be_compiled_is_refused() -> None:
         with pytest.raises(InvalidRequest) as caught:
             add(loop, 1, [1], SamplingParams(structured_outputs=outputs))
         assert caught.value.field == "structured_outputs"
+        assert str(caught.value).count("structured_outputs: ") == 1
     assert not loop.has_work()
     bare = build_loop(EngineConfig(model="fake"), FakeRunner(INFO), INFO, None)
     with pytest.raises(InvalidRequest, match="no tokenizer"):
         add(bare, 1, [1], SamplingParams(structured_outputs={"regex": "a"}))
+    with pytest.raises(InvalidRequest, match="allowed_token_ids: the model has no tokenizer"):
+        add(bare, 1, [1], SamplingParams(allowed_token_ids=[5]))
 
 
 def test_threads_end_with_their_engine() -> None:

@@ -77,19 +77,16 @@ class OutputConstraints:
         Raises:
             InvalidRequest: it is no grammar, too large, or this engine has no texts to hold to it.
         """
+        field = _field(constraint)
         try:
             vocabulary = self._get_vocabulary()
             grammar = None if constraint.grammar is None else vocabulary.compile(*constraint.grammar)
-        except InvalidRequest as error:
-            raise InvalidRequest(str(error), error.field or "structured_outputs") from None
         except OctavoError as error:
-            raise InvalidRequest(f"structured_outputs: not with this model: {error}", "structured_outputs") from error
+            raise InvalidRequest(f"{field}: {error}", field) from None
         except BaseException as error:
             # Also a panic, which is no Exception: it costs this request alone.
             _LOG.exception("a constraint could not be compiled")
-            raise InvalidRequest(
-                f"structured_outputs: cannot be compiled ({type(error).__name__}: {error})", "structured_outputs"
-            ) from error
+            raise InvalidRequest(f"{field}: cannot be compiled ({type(error).__name__}: {error})", field) from error
         return Compiled(constraint, grammar)
 
     def compile_soon(self, constraint: Constraint, deliver: Callable[[Compiled | OctavoError], None]) -> None:
@@ -137,9 +134,7 @@ class OutputConstraints:
         from octavo._core import Vocabulary
 
         if self._table is None:
-            raise InvalidRequest(
-                "structured_outputs: the model has no tokenizer, so its tokens have no texts; name one in the settings"
-            )
+            raise InvalidRequest("the model has no tokenizer, so its tokens have no texts; name one in the settings")
         with self._making:
             if self._vocabulary is None:
                 self._vocabulary = Vocabulary(self._table, self._eos_token_ids, self._vocab_size)
@@ -205,6 +200,13 @@ def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
         del job
+
+
+def _field(constraint: Constraint) -> str:
+    """The parameter at fault where a constraint cannot be followed."""
+    if constraint.grammar is not None:
+        return "structured_outputs"
+    return "bad_words" if constraint.allowed_token_ids is None else "allowed_token_ids"
 
 
 def _failures(messages: list[tuple[int, str]]) -> list[Failure]:
