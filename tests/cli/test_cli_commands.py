@@ -169,14 +169,14 @@ def test_a_mistake_is_one_line(
     arguments: list[str],
     code: int,
     text: str,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(async_engine, "AsyncEngine", CommandEngine)
     with pytest.raises(SystemExit) as exited:
         main(arguments)
     assert exited.value.code == code
-    printed = capsys.readouterr()
+    printed = capfd.readouterr()
     *before, last = plain(printed.err)
     assert last.startswith("error: ")
     assert text in last
@@ -184,10 +184,10 @@ def test_a_mistake_is_one_line(
     assert printed.out == ""
 
 
-def test_every_missing_flag_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_missing_flag_is_told_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "fake", "--tensor-parallel-size=2", "--enforce-eager", "-q", "awq", "--port", "0"])
-    lines = plain(capsys.readouterr().err)
+    lines = plain(capfd.readouterr().err)
     assert [line.split(": ")[1] for line in lines] == ["--tensor-parallel-size", "--enforce-eager", "-q"]
 
 
@@ -202,12 +202,12 @@ def test_no_flag_is_both_there_and_missing() -> None:
     assert named - there <= {"--no-access-log", "--revision"}
 
 
-def test_a_mistake_in_a_file_is_told_by_its_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_in_a_file_is_told_by_its_key(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "serve.toml"
     file.write_text('[models.fake]\nmodel = "fake"\nmax_model_len = 1\n')
     with pytest.raises(SystemExit):
         main(["serve", "--config", str(file)])
-    (said,) = plain(capsys.readouterr().err)
+    (said,) = plain(capfd.readouterr().err)
     assert said == f"error: {file}: models.fake.max_model_len: 1 is too small; use 2 or more"
 
 

@@ -210,6 +210,23 @@ def test_a_reader_of_the_log_that_does_not_read_holds_nobody_up(kind: str) -> No
             os.close(reading)
 
 
+def test_a_start_that_fails_ends_though_nobody_reads_why() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    process = subprocess.Popen([*COMMAND, "any=fake?nonsense=1"], stderr=writing)
+    try:
+        assert process.wait(30) == 1
+    finally:
+        process.kill()
+        process.wait()
+        for end in (reading, writing):
+            os.close(end)
+
+
 def test_sighup_has_the_keys_read_again_and_ends_nothing(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("me first-key\n")

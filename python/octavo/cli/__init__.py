@@ -114,12 +114,18 @@ def _logs_json(arguments: Sequence[str]) -> bool:
 def _log(lines: Sequence[str], code: int, error: Exception | None) -> None:
     import logging
 
-    from octavo.log_format import JsonFormatter
+    from octavo.log_format import JsonFormatter, current_handler
 
-    for handler in logging.getLogger().handlers:
-        handler.flush()
+    handler = current_handler()
     info = None if error is None else (type(error), error, error.__traceback__)
     for line in lines:
         record = logging.LogRecord("octavo.server", logging.CRITICAL, "", 0, "%s", (line,), info)
         record.fields = {"exit_code": code}
-        print(JsonFormatter().format(record), file=sys.stderr)  # noqa: T201
+        text = JsonFormatter().format(record)
+        if handler is None:
+            print(text, file=sys.stderr)  # noqa: T201
+        else:
+            handler.put(text)
+    if handler is not None:
+        # Waits a moment, not for ever: whoever reads the log may stand still.
+        handler.flush()
