@@ -142,11 +142,12 @@ def test_openai_over_a_real_engine(real: Running) -> None:
         assert [len(entry.top_logprobs) for entry in entries] == [2] * 9
         # The greedy token is the likeliest.
         assert all(entry.top_logprobs[0].token == entry.token for entry in entries)
-        held = client.chat.completions.parse(model="fake", messages=USER, response_format=Place, temperature=0)
-        assert isinstance(held.choices[0].message.parsed, Place)
-        # Its passage never closes a text.
-        with pytest.raises(openai.LengthFinishReasonError):
-            client.chat.completions.parse(model="fake", messages=USER, response_format=City, temperature=0)
+        for form in (Place, City):
+            held = client.chat.completions.parse(model="fake", messages=USER, response_format=form, temperature=0)
+            assert isinstance(held.choices[0].message.parsed, form)
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model="fake", messages=USER, extra_body={"guided_regex": "(a"})
+        assert refused.value.param == "guided_regex"
 
 
 def test_tokens_over_a_real_engine(real: Running) -> None:

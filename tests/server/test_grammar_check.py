@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from octavo.errors import InvalidRequest
+from octavo._core import TokenTable, Vocabulary
+from octavo.errors import ConfigError, InvalidRequest
 from octavo.sampling_params import SamplingParams
 from octavo.server import grammar_check
 from octavo.server.constraints import constraint_field, specification
@@ -20,6 +21,7 @@ from octavo.server.errors import QueueFull
 from octavo.server.grammar_check import GrammarCheck
 from octavo.server.protocol import CompletionRequest, decode
 from octavo.server.served import ServedModel
+from octavo.server.settings import ServerSettings
 from octavo.text.fake_tokenizer import fake_tokenizer
 from server_fakes import FakeEngine
 
@@ -140,6 +142,16 @@ def test_a_real_vocabulary() -> None:
             await endless.check("json_object", "", "field")
 
     asyncio.run(main())
+
+
+def test_the_cap_is_the_compilers() -> None:
+    vocabulary = Vocabulary(TokenTable([b"a", b"</s>"], b"\0\1"), [1], 2)
+    assert ServerSettings().max_constraint_bytes == 1 << 18
+    vocabulary.compile("choice", '["a"' + " " * ((1 << 18) - 5) + "]")
+    with pytest.raises(InvalidRequest, match="262145 bytes"):
+        vocabulary.compile("choice", '["a"' + " " * ((1 << 18) - 4) + "]")
+    with pytest.raises(ConfigError, match="max_constraint_bytes: 262145"):
+        ServerSettings(max_constraint_bytes=(1 << 18) + 1)
 
 
 JSON = st.recursive(

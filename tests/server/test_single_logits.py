@@ -87,7 +87,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "(a"}, "guided_regex", "unclosed"),
     ({"regex": "(?=a)b"}, "regex", "look-ahead"),
     ({"guided_grammar": "start: ("}, "guided_grammar", ""),
-    ({"grammar": "start: missing"}, "grammar", "missing"),
+    ({"grammar": "root ::= missing"}, "grammar", "missing"),
     ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag", "not supported"),
     ({"response_format": {"type": "regex"}}, "response_format.value", "needs a pattern"),
     ({"response_format": {"type": "json", "value": 5}}, "response_format.value", "needs a schema"),

@@ -127,6 +127,7 @@ def test_ignore_eos_ends_where_the_form_does(client: openai.OpenAI) -> None:
     assert done.message.content in ("yes", "no")
 
 
+GBNF = 'root ::= "x" digit digit\ndigit ::= [0-9]'
 LARK = 'start: "x" DIGIT DIGIT\nDIGIT: /[0-9]/'
 
 
@@ -148,9 +149,9 @@ LARK = 'start: "x" DIGIT DIGIT\nDIGIT: /[0-9]/'
         ({"structured_outputs": {"choice": ["yes", "no", "世界"]}}, "yes|no|世界"),
         ({"guided_choice": ["a.b", "a"]}, r"a\.b|a"),
         ({"structured_outputs": {"grammar": LARK}}, "x[0-9]{2}"),
-        ({"guided_grammar": LARK}, "x[0-9]{2}"),
-        ({"grammar": LARK}, "x[0-9]{2}"),
-        ({"ebnf": LARK}, "x[0-9]{2}"),
+        ({"guided_grammar": GBNF}, "x[0-9]{2}"),
+        ({"grammar": GBNF}, "x[0-9]{2}"),
+        ({"ebnf": GBNF}, "x[0-9]{2}"),
     ],
 )
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
@@ -169,6 +170,15 @@ def test_every_way_to_say_it(server: Running, path: str, fields: dict[str, Any],
         assert reasons == {0: "stop", 1: "stop"}
         for text in texts:
             assert Order.model_validate_json(text) if pattern is None else re.fullmatch(pattern, text), text
+
+
+def test_several_prompts(client: openai.OpenAI) -> None:
+    extra = {"guided_regex": "[ab]{3}", "best_of": 3, "echo": True}
+    done = client.completions.create(model="fake", prompt=["One", "Two"], n=2, extra_body=extra)
+    texts = [choice.text for choice in done.choices]
+    assert all(
+        re.fullmatch(f"{prompt}[ab]{{3}}", text) for prompt, text in zip(["One"] * 2 + ["Two"] * 2, texts, strict=True)
+    )
 
 
 def test_any_object(client: openai.OpenAI, server: Running) -> None:

@@ -25,6 +25,7 @@ _OVERRIDES = (
     "presence_penalty",
     "frequency_penalty",
 )
+_MAX_CONSTRAINT_BYTES = 1 << 18  # of the compiler
 _POSITIVE = (
     "max_body_bytes",
     "max_bodies_bytes",
@@ -112,7 +113,7 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     max_stop_chars: int = 256
     max_logit_bias: int = 1024
     max_bad_words: int = 128
-    max_constraint_bytes: int = 1 << 18
+    max_constraint_bytes: int = _MAX_CONSTRAINT_BYTES
 
     metrics_public: bool = False
     allowed_hosts: tuple[str, ...] = ()
@@ -184,6 +185,11 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
             value = getattr(self, name)
             if value is not None and not 0 < value < 1 << 40:
                 raise ConfigError(f"{name}: {value} is not positive, or too large")
+        if self.max_constraint_bytes > _MAX_CONSTRAINT_BYTES:
+            raise ConfigError(
+                f"max_constraint_bytes: {self.max_constraint_bytes} is more than the {_MAX_CONSTRAINT_BYTES} that "
+                "can be compiled; give less"
+            )
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(f"root_path: {self.root_path!r} does not begin with / or ends with it; give such as /llm")
 
