@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -201,6 +202,19 @@ def test_listeners_ask_for_signs_of_life() -> None:
             )
             assert silence <= 60
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 60_000
+
+
+def test_as_many_connections_as_the_system_allows() -> None:
+    code = """
+import resource
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, min(hard, 4096)))
+from octavo.server.listen import allow_many_files
+allow_many_files()
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+assert soft == hard, (soft, hard)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
 # ---------------------------------------------------------------- refused while it sends

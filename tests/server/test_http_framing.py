@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import random
 import re
 import socket
 import time
@@ -258,6 +260,41 @@ def test_requests_in_one_packet_are_answered_in_turn(server: Running) -> None:
             connection.sendall(bytes([byte]))
         received = read_all(connection)
     assert statuses(received) == [200] * 3002
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_packets_end_changes_nothing(start: Callable[..., Running], seed: int) -> None:
+    server = start(FakeEngine(delay=0.0005))
+    draw = random.Random(seed)
+    body = json.dumps(CHAT).encode()
+    upgrade = b"Connection: upgrade\r\nUpgrade: h2c\r\n"
+    chunked = b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+    chunked += b"".join(b"1;x=y\r\n%c\r\n" % byte for byte in body) + b"0\r\nTrailer: x\r\n\r\n"
+    requests = [
+        (post(CHAT), 200), (post(CHAT | {"stream": True}), 200), (post(CHAT, more=upgrade), 200), (chunked, 200),
+        (MODELS + upgrade + b"\r\n", 200), (b"\r\n" + MODELS + b"\r\n", 200), (post(b"{"), 400),
+        (post(CHAT | {"user": "u" * 5000}), 200),
+    ]  # fmt: skip
+    endings = [
+        (MODELS + b"Connection: close\r\n\r\nnothing", 200), (b"garbage\r\n", 400), (post(CHAT, version="1.0"), 200),
+        (MODELS + b"X: " + b"x" * 60_000, 431), (b"GET /" + b"x" * 9000, 414),
+    ]  # fmt: skip
+    for _ in range(12):
+        sent = [draw.choice(requests) for _ in range(draw.randrange(6))] + [draw.choice(endings)]
+        data = b"".join(part for part, _ in sent)
+        with connect(server) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while data:
+                size = draw.choice([1, 3, 50, 2000, 1 << 20])
+                connection.sendall(data[:size])
+                data = data[size:]
+                if draw.random() < 0.02:
+                    time.sleep(0.002)
+            if draw.random() < 0.5:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_WR)
+            received = read_all(connection)
+        assert [status for status in statuses(received) if status != 100] == [status for _, status in sent]
 
 
 def test_a_body_that_nobody_wants_is_not_taken_for_a_request(server: Running) -> None:

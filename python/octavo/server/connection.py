@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import MutableMapping
 from typing import Any
@@ -23,6 +24,8 @@ __all__ = ["MAX_HEADERS", "MAX_HEAD_BYTES", "MAX_URL_BYTES", "REFUSED", "ClientC
 
 REFUSED = "octavo.refused"
 """The type of the scope of a request that cannot be understood; the error to answer stands under the same key."""
+
+logger = logging.getLogger("octavo.server")
 
 MAX_HEAD_BYTES = 1 << 15
 MAX_HEADERS = 100
@@ -322,6 +325,8 @@ class ClientConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(piece[upgrade.args[0] :])
         except httptools.HttpParserError as error:
+            if isinstance(error, httptools.HttpParserCallbackError):
+                logger.error("a request could not be taken", exc_info=error.__context__)
             self._refuse(MalformedRequest(f"The request is not HTTP/1.1: {error}"))
         if self._since_body > MAX_HEAD_BYTES:
             self._refuse(HeadTooLarge(f"The request's headers are longer than {MAX_HEAD_BYTES} bytes"))

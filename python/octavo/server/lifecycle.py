@@ -20,7 +20,7 @@ from octavo.server.auth import KeyRing
 from octavo.server.certificates import watch_certificate
 from octavo.server.connection import ClientConnection
 from octavo.server.hosts import tls_context
-from octavo.server.listen import BACKLOG
+from octavo.server.listen import BACKLOG, allow_many_files
 from octavo.server.served import ClosableEngine, ServedModel
 from octavo.server.state import ServerState
 
@@ -109,6 +109,7 @@ async def serve(
     Raises:
         OctavoError: a model could not be loaded.
     """
+    allow_many_files()
     state = state or ServerState()
     settings = state.settings
     tls = tls_context(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs, settings.ssl_keyfile_password)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import resource
 import socket
 
 from octavo.errors import ConfigError
 
-__all__ = ["BACKLOG", "bind", "bind_shared"]
+__all__ = ["BACKLOG", "allow_many_files", "bind", "bind_shared"]
 
 BACKLOG = 2048
 # A machine that goes without a word, as when a cable is pulled, is taken for gone by the kernel within a minute: asked
 # when it says nothing, and when it does not take what was sent. Connections have it from their listener.
 _SIGNS_OF_LIFE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+_MAX_FILES = 1 << 16
+
+
+def allow_many_files() -> None:
+    """Let this process have as many connections as it may: shells give 1024 where most systems allow far more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(host: str, port: int, *, shared: bool = False, prefix: str = "") -> socket.socket:
