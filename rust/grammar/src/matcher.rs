@@ -11,6 +11,8 @@ use llguidance::toktrie::SimpleVob;
 use crate::error::{Error, cleaned};
 use crate::tokens::Tokens;
 
+const NO_TOKEN: &str = "the model has no token that could come next";
+
 /// A compiled grammar, from which matchers are made.
 pub struct Grammar {
     /// At the beginning, the first mask known.
@@ -25,7 +27,13 @@ impl Grammar {
         let mut matcher =
             Matcher { parser: parser.parser, tokens: tokens.clone(), state: State::Start };
         let mut row = vec![0; tokens.trie().vocab_size().div_ceil(32)];
-        matcher.mask(&mut row).map_err(Error::Specification)?;
+        matcher.mask(&mut row).map_err(|message| {
+            Error::specification(if message.ends_with(NO_TOKEN) {
+                format!("no text satisfies it, or {NO_TOKEN}")
+            } else {
+                message
+            })
+        })?;
         Ok(Self { parser: Mutex::new(matcher.parser), tokens: tokens.clone() })
     }
 
@@ -171,7 +179,7 @@ impl Matcher {
             }
         }
         if set.is_zero() {
-            return Err("the model has no token that could come next".to_owned());
+            return Err(NO_TOKEN.to_owned());
         }
         Ok(set)
     }
