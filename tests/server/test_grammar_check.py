@@ -16,6 +16,7 @@ from octavo._core import TokenTable, Vocabulary
 from octavo.errors import ConfigError, InvalidRequest
 from octavo.sampling_params import SamplingParams
 from octavo.server import grammar_check
+from octavo.server.compile_queue import CompileQueue
 from octavo.server.constraints import constraint_field, specification
 from octavo.server.errors import QueueFull
 from octavo.server.grammar_check import GrammarCheck
@@ -50,7 +51,7 @@ class SlowVocabulary:
 
 @pytest.fixture
 def slow() -> tuple[GrammarCheck, SlowVocabulary]:
-    check: Any = GrammarCheck(FakeEngine())
+    check: Any = GrammarCheck(FakeEngine(), CompileQueue(3))
     check._tokenizer = SimpleNamespace(token_table=None)
     check._vocabulary = SlowVocabulary()
     return check, check._vocabulary
@@ -106,29 +107,59 @@ def test_kinds_are_told_apart_and_faults_are_not_remembered(slow: tuple[GrammarC
 
 def test_too_many_at_once(slow: tuple[GrammarCheck, SlowVocabulary], monkeypatch: pytest.MonkeyPatch) -> None:
     check, vocabulary = slow
-    monkeypatch.setattr(grammar_check, "_MAX_PENDING", 3)
     monkeypatch.setattr(grammar_check, "_MAX_KNOWN", 2)
 
     async def main() -> None:
-        asked = [asyncio.ensure_future(check.check("regex", str(number), "field")) for number in range(3)]
+        # Two are compiled, three wait.
+        asked = [asyncio.ensure_future(check.check("regex", str(number), "field")) for number in range(5)]
         await asyncio.sleep(0.01)
         with pytest.raises(QueueFull):
-            await check.check("regex", "4", "field")
+            await check.check("regex", "5", "field")
         same = asyncio.ensure_future(check.check("regex", "1", "field"))
         vocabulary.go.set()
         await asyncio.gather(*asked, same)
         # Two are remembered.
-        for spec in ("4", "5", "4", "5", "0"):
+        for spec in ("5", "6", "5", "6", "0"):
             await check.check("regex", spec, "field")
 
     asyncio.run(main())
-    assert sorted(vocabulary.compiled) == ["0", "0", "1", "2", "4", "5"]
+    assert sorted(vocabulary.compiled) == ["0", "0", "1", "2", "3", "4", "5", "6"]
+
+
+def test_tenants_take_turns_and_what_nobody_waits_for_is_left_out(
+    slow: tuple[GrammarCheck, SlowVocabulary],
+) -> None:
+    check, vocabulary = slow
+    check._queue = CompileQueue(100)
+
+    async def main() -> None:
+        flood = [asyncio.ensure_future(check.check("regex", f"f{number}", "field", "flood")) for number in range(20)]
+        await asyncio.sleep(0.01)
+        other = asyncio.ensure_future(check.check("regex", "other", "field", "quiet"))
+        await asyncio.sleep(0.01)
+        gone, *flood[10:] = flood[10:]
+        gone.cancel()
+        await asyncio.sleep(0)
+        # Who comes for it after all is answered.
+        again = asyncio.ensure_future(check.check("regex", "f10", "field", "quiet"))
+        for late in flood[15:]:
+            late.cancel()
+        vocabulary.go.set()
+        await other
+        await again
+        await asyncio.gather(*flood, return_exceptions=True)
+
+    asyncio.run(main())
+    assert set(vocabulary.compiled[:2]) == {"f0", "f1"}
+    assert "other" in vocabulary.compiled[2:5]
+    assert vocabulary.compiled.count("f10") == 1
+    assert not {"f16", "f17", "f18", "f19"} & set(vocabulary.compiled)
 
 
 def test_a_real_vocabulary() -> None:
     engine: Any = FakeEngine()
     engine.tokenizer = tokenizer = fake_tokenizer()
-    check = GrammarCheck(engine)
+    check: Any = GrammarCheck(engine, CompileQueue(10))
     check._model = SimpleNamespace(vocab_size=len(tokenizer.vocabulary.tokens), eos_token_ids=tokenizer.eos_token_ids)
 
     async def main() -> None:
@@ -136,7 +167,7 @@ def test_a_real_vocabulary() -> None:
         with pytest.raises(InvalidRequest, match=r"field: .*frob"):
             await check.check("json", '{"type": "frob"}', "field")
         # A model without an end cannot end an answer either.
-        endless = GrammarCheck(engine)
+        endless: Any = GrammarCheck(engine, CompileQueue(10))
         endless._model = SimpleNamespace(vocab_size=check._model.vocab_size, eos_token_ids=())
         with pytest.raises(InvalidRequest, match="field: this model cannot be held to it"):
             await endless.check("json_object", "", "field")

@@ -117,14 +117,14 @@ class Call:
 
         Raises:
             InvalidRequest: it is too long, or cannot be compiled.
-            QueueFull: too much is being compiled.
+            QueueFull: too much waits to be compiled.
         """
         if outputs is None:
             return
         self.renames["structured_outputs"] = field
         kind, text = specification(outputs)
         check_constraint(text, field, self.state.settings)
-        await self.state.grammar_check(served).check(kind, text, field)
+        await self.state.grammar_check(served).check(kind, text, field, self.identity.tenant)
 
     def admission(self, served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Admission:
         """The request's way into the engine: `async with` it around the generating.

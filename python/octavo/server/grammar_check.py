@@ -6,23 +6,39 @@ import asyncio
 import hashlib
 import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import InvalidRequest, ModelError
-from octavo.server.errors import QueueFull
 
 if TYPE_CHECKING:
     from octavo._core import Vocabulary
+    from octavo.server.compile_queue import CompileQueue
     from octavo.server.served import Engine
 
 __all__ = ["GrammarCheck"]
 
 _MAX_KNOWN = 1024
-_MAX_PENDING = 64
 _MAX_MESSAGE = 600
-# The compiler releases the interpreter's lock; two of them leave the loop and the text threads a core.
-_threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-grammar-check")
+
+
+class _Pending:
+    """A compilation that requests wait for; it is given up when all of them have left."""
+
+    __slots__ = ("future", "waiters")
+
+    def __init__(self, future: asyncio.Future[str | None]) -> None:
+        self.future = future
+        self.waiters = 0
+
+    async def result(self) -> str | None:
+        self.waiters += 1
+        try:
+            return await asyncio.shield(self.future)
+        finally:
+            self.waiters -= 1
+            if not self.waiters:
+                self.future.cancel()
 
 
 class GrammarCheck:
@@ -33,27 +49,30 @@ class GrammarCheck:
 
     Args:
         engine: whose tokenizer and model it is. One that cannot tell its tokens' bytes is taken at its word.
+        queue: where compilations wait.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, queue: CompileQueue) -> None:
         self._tokenizer: Any = engine.tokenizer
         self._model: Any = engine.model
+        self._queue = queue
         self._vocabulary: Vocabulary | None = None
         self._making = threading.Lock()
         self._known: OrderedDict[bytes, str | None] = OrderedDict()
-        self._pending: dict[bytes, asyncio.Future[str | None]] = {}
+        self._pending: dict[bytes, _Pending] = {}
 
-    async def check(self, kind: str, text: str, field: str) -> None:
+    async def check(self, kind: str, text: str, field: str, tenant: str = "") -> None:
         """Refuse what cannot be compiled.
 
         Args:
             kind: as of `octavo._core.Vocabulary.compile`.
             text: the same.
             field: of the request, for the error.
+            tenant: whose turn it takes.
 
         Raises:
             InvalidRequest: what is wrong with it.
-            QueueFull: too many others are being compiled.
+            QueueFull: too many others wait to be compiled.
         """
         if not hasattr(self._tokenizer, "token_table"):
             return
@@ -62,25 +81,22 @@ class GrammarCheck:
             self._known.move_to_end(key)
             wrong = self._known[key]
         else:
-            # Who leaves does not take the compilation from the others.
-            wrong = await asyncio.shield(self._compiling(key, kind, text))
+            wrong = await self._compiling(key, kind, text, tenant).result()
         if wrong is not None:
             raise InvalidRequest(f"{field}: {wrong}", field)
 
-    def _compiling(self, key: bytes, kind: str, text: str) -> asyncio.Future[str | None]:
-        running = self._pending.get(key)
-        if running is None:
-            if len(self._pending) >= _MAX_PENDING:
-                raise QueueFull(
-                    f"The server is busy: {_MAX_PENDING} constraints wait to be compiled already; try again later", 1.0
-                )
-            running = asyncio.get_running_loop().run_in_executor(_threads, self._compile, kind, text)
-            self._pending[key] = running
-            running.add_done_callback(lambda done: self._compiled(key, done))
-        return running
+    def _compiling(self, key: bytes, kind: str, text: str, tenant: str) -> _Pending:
+        pending = self._pending.get(key)
+        if pending is None or pending.future.cancelled():
+            pending = self._pending[key] = _Pending(
+                self._queue.submit(tenant, partial(self._compile, kind, text)),
+            )
+            pending.future.add_done_callback(partial(self._compiled, key, pending))
+        return pending
 
-    def _compiled(self, key: bytes, done: asyncio.Future[str | None]) -> None:
-        del self._pending[key]
+    def _compiled(self, key: bytes, pending: _Pending, done: asyncio.Future[str | None]) -> None:
+        if self._pending.get(key) is pending:
+            del self._pending[key]
         if done.cancelled() or done.exception() is not None:
             return
         self._known[key] = done.result()

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from octavo._core import __version__
 from octavo.server.admission import AdmissionQueue, Concurrency, queue_of
 from octavo.server.auth import KeyRing
+from octavo.server.compile_queue import CompileQueue
 from octavo.server.entry import ModelEntry
 from octavo.server.errors import EngineLoading, ServerStopping
 from octavo.server.grammar_check import GrammarCheck
@@ -57,6 +58,7 @@ class ServerState:
         self.concurrency = Concurrency()
         self.bodies = BodyBudget(self.settings.max_bodies_bytes)
         self._queues: WeakKeyDictionary[Engine, AdmissionQueue] = WeakKeyDictionary()
+        self._compile_queue = CompileQueue(self.settings.max_queue_requests)
         self._grammar_checks: WeakKeyDictionary[Engine, GrammarCheck] = WeakKeyDictionary()
         self.metrics = Metrics(
             __version__, prefix=self.settings.metrics_prefix, old_names=self.settings.metrics_old_names
@@ -94,7 +96,7 @@ class ServerState:
         """What compiles the constraints that requests of a model bring."""
         check = self._grammar_checks.get(served.engine)
         if check is None:
-            check = self._grammar_checks[served.engine] = GrammarCheck(served.engine)
+            check = self._grammar_checks[served.engine] = GrammarCheck(served.engine, self._compile_queue)
         return check
 
     @property
