@@ -145,6 +145,17 @@ def test_special_tokens_are_never_allowed_by_their_bytes() -> None:
     assert {tuple(answer.tokens) for answer in answers} == {(0, 1, 2, 5), (3, 5)}
 
 
+def test_lark_names_special_and_end_tokens() -> None:
+    words = [b"a", b"<tool>", b"<end>", b"<stop>"]
+    walker = Walker(words, [2, 3], flags=bytes([0, 1, 1, 1]))
+    for grammar, expected in [('start: "a" <tool> "a"?', {(0, 1, 2), (0, 1, 3), (0, 1, 0, 2), (0, 1, 0, 3)})] + [
+        (f'start: "a" {name}', {(0, 3)}) for name in ("<stop>", "<[3]>")
+    ]:
+        compiled = walker.vocabulary.compile("grammar", grammar)
+        answers = walker.run([{"grammar": compiled, "n": 16}] * 4)
+        assert {tuple(answer.tokens) for request in answers for answer in request} == expected
+
+
 def test_a_grammar_that_the_tokens_cannot_write_is_refused() -> None:
     walker = Walker([b"a", b"<end>"], [1])
     with pytest.raises(InvalidRequest, match="no token"):
@@ -239,7 +250,7 @@ def test_a_real_vocabulary() -> None:
         ("json", '{"type": "object", "properties": {"a": {"if": true, "then": false}}}', '"if", "then"'),
         ("json", '{"type": "array", "uniqueItems": true}', '"uniqueItems"'),
         ("json", '{"type": "object", "dependentRequired": {}}', '"dependentRequired"'),
-        ("json", '{"type": "string", "format": "secret"}', "format: secret"),
+        ("json", '{"type": "string", "format": "secret"}', '"format" with "secret"'),
         ("json", '{"x-guidance": {"lenient": true}, "not": {}}', '"x-guidance"'),
         ("json", '{"oneOf": [{"minimum": 1}, {"maximum": 3}]}', '"oneOf"'),
         ("json", '{"$ref": "https://example.org/a"}', "https://example.org/a"),

@@ -55,6 +55,8 @@ struct Answer {
     matcher: Option<Matcher>,
     /// The tokens drawn last, as many as bad words look at.
     recent: Vec<u32>,
+    /// Grammar and allowed tokens have nothing in common, which was told.
+    stuck: bool,
 }
 
 /// The constraints of all requests that run.
@@ -135,7 +137,11 @@ impl Constraints {
             .map(|grammar| (0..n.min(LEXERS)).map(|_| grammar.matcher()).collect::<Vec<Matcher>>());
         let answers = (0..n).map(|index| {
             let matcher = first.as_ref().map(|matchers| matchers[index % LEXERS].clone());
-            Mutex::new(Answer { matcher, recent: Vec::with_capacity(bad_words.window) })
+            Mutex::new(Answer {
+                matcher,
+                recent: Vec::with_capacity(bad_words.window),
+                stuck: false,
+            })
         });
         let answers = answers.collect();
         self.requests.insert(request, Request { allowed, bad_words, answers });
@@ -195,6 +201,9 @@ impl Constraints {
             row.iter_mut().zip(allowed).for_each(|(word, allowed)| *word &= allowed);
             if row.iter().all(|&word| word == 0) {
                 allow(row, self.vocabulary.eos());
+                if std::mem::replace(&mut answer.stuck, true) {
+                    return filled;
+                }
                 let message = "allowed_token_ids holds no token with which the grammar can go on";
                 return filled.and(Err(message.to_owned()));
             }

@@ -48,6 +48,9 @@ fn reworded(message: &str) -> String {
         let keys = keys.trim_matches(['[', ']']);
         return format!("the JSON schema uses {keys}, which is not supported");
     }
+    if let Some(format) = text.strip_prefix("Unknown format: ") {
+        return format!("the JSON schema uses \"format\" with {format:?}, which is not supported");
+    }
     if text.starts_with("oneOf constraints are not supported") {
         return "the JSON schema uses \"oneOf\" with alternatives that may overlap, which is not supported; use \
                 \"anyOf\", or give each alternative a property with a different \"const\""

@@ -128,17 +128,19 @@ impl Matcher {
     }
 
     fn apply(&mut self, token: u32) -> Result<State, String> {
-        if self.tokens.eos().contains(&token) {
-            return if self.parser.is_accepting() {
-                Ok(State::Ended)
-            } else {
-                Err("an end token came before the text was complete".to_owned())
-            };
+        let end = self.tokens.eos().contains(&token);
+        if end && self.parser.is_accepting() {
+            return Ok(State::Ended);
         }
         let tokens = self.tokens.clone();
+        // An end token has bytes here if it is special: a Lark grammar may name it.
         let mut bytes = tokens.trie().token(token);
         if bytes.is_empty() {
-            return Err(format!("token {token} stands for no text"));
+            return Err(if end {
+                "an end token came before the text was complete".to_owned()
+            } else {
+                format!("token {token} stands for no text")
+            });
         }
         if self.state == State::Start && tokens.dropped_space().is_some() {
             bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);

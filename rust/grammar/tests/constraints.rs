@@ -128,6 +128,7 @@ fn lists_and_grammars_meet() {
     assert_eq!(rows[2..], [[END], [END]]);
     assert_eq!(failed.len(), 1);
     assert!(failed[0].0 == 3 && failed[0].1.contains("allowed_token_ids"));
+    assert_eq!(fill(&constraints, &keys[2..]), (vec![vec![END]; 2], vec![]), "told of once");
     constraints.remove(1);
     constraints.remove(1);
     assert!(!constraints.contains(1) && constraints.contains(2) && constraints.len() == 3);
