@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,4 +156,23 @@ def test_what_is_refused_costs_others_nothing(client: openai.OpenAI) -> None:
     for fields, _, _ in REFUSED:
         with pytest.raises(openai.BadRequestError):
             client.chat.completions.create(model="fake", messages=USER, extra_body=fields)
+    assert client.completions.create(model="fake", prompt="Order", max_tokens=3, temperature=0).choices[0].text
+
+
+def test_an_answer_that_comes_to_a_dead_end(server: Running, client: openai.OpenAI) -> None:
+    """After three letters only b may come, and only a is allowed."""
+    body = {"prompt": "Order", "guided_regex": "a{3}b", "allowed_token_ids": tokens(server, "a"), "max_tokens": 9}
+    whole = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert whole.status_code == 400, whole.text
+    stream = httpx.post(f"{server.url}/v1/completions", json=body | {"stream": True}, timeout=60)
+    assert stream.status_code == 200
+    *pieces, last, done = [line for line in stream.text.splitlines() if line]
+    assert "".join(json.loads(piece[6:])["choices"][0]["text"] for piece in pieces) == "aaa"
+    assert done == "data: [DONE]"
+    for error in (whole.json()["error"], json.loads(last[6:])["error"]):
+        assert error["param"] == "guided_regex"
+        assert error["message"].startswith("guided_regex: ")
+    exposed = httpx.get(f"{server.url}/metrics").text
+    # Their answers had begun, so both are counted: one by one, not as those that were refused.
+    assert re.search(r'^vllm:request_success_total\{.*finished_reason="error"\} 2(\.0)?$', exposed, re.MULTILINE)
     assert client.completions.create(model="fake", prompt="Order", max_tokens=3, temperature=0).choices[0].text

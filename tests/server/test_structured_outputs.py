@@ -223,10 +223,11 @@ def test_langchain(server: Running, quiet: None) -> None:
     assert all(isinstance(answer, Order) for answer in asyncio.run(main()))
 
 
-@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "ollama_chat", "ollama"])
 def test_litellm(server: Running, quiet: None, provider: str) -> None:
     litellm = pytest.importorskip("litellm")
-    how: dict[str, Any] = {"api_base": f"{server.url}/v1", "api_key": "none", "max_retries": 0}
+    base = server.url if provider.startswith("ollama") else f"{server.url}/v1"
+    how: dict[str, Any] = {"api_base": base, "api_key": "none", "max_retries": 0}
     for form in (Order, FORMAT):
         done = litellm.completion(f"{provider}/fake", USER, response_format=form, **how)
         Order.model_validate_json(done.choices[0].message.content)
