@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from octavo.server.auth import KeyRing
 from octavo.server.connection import ClientConnection
 from server_fakes import FakeEngine, answer
 from server_harness import Running
@@ -277,7 +278,7 @@ def test_where_packets_end_changes_nothing(start: Callable[..., Running], seed: 
     ]  # fmt: skip
     endings = [
         (MODELS + b"Connection: close\r\n\r\nnothing", 200), (b"garbage\r\n", 400), (post(CHAT, version="1.0"), 200),
-        (MODELS + b"X: " + b"x" * 60_000, 431), (b"GET /" + b"x" * 9000, 414),
+        (MODELS + b"X: " + b"x" * 110_000, 431), (b"GET /" + b"x" * 9000, 414),
     ]  # fmt: skip
     for _ in range(12):
         sent = [draw.choice(requests) for _ in range(draw.randrange(6))] + [draw.choice(endings)]
@@ -389,10 +390,24 @@ def test_absolute_targets(start: Callable[..., Running]) -> None:
 
 
 def test_a_server_under_a_path(start: Callable[..., Running]) -> None:
-    server = start(root_path="/llm")
-    assert statuses(exchange(server, MODELS + b"Connection: close\r\n\r\n")) == [200]
-    assert statuses(exchange(server, b"GET http://localhost/v1/models HTTP/1.0\r\n\r\n")) == [200]
-    assert b'"url":"/llm"' in exchange(server, b"GET /openapi.json HTTP/1.0\r\n\r\n")
+    """Whether the proxy cuts the path off or not."""
+    server = start(root_path="/llm", keys=KeyRing(environment="a-secret-key"))
+
+    def ask(target: str, key: bytes = b"X-Api-Key: a-secret-key\r\n") -> tuple[int, bytes]:
+        received = exchange(server, f"GET {target} HTTP/1.0\r\n".encode() + key + b"\r\n")
+        return statuses(received)[0], received
+
+    for target in ("/v1/models", "/llm/v1/models", "http://localhost/v1/models", "http://localhost/llm/v1/models"):
+        assert ask(target)[0] == 200
+        assert ask(target, b"")[0] == 401
+    assert b'"url":"/llm"' in ask("/openapi.json")[1]
+    assert [ask(target)[0] for target in ("/llm/llm/v1/models", "/llmv1/models", "/llm/none")] == [404, 404, 404]
+    # What needs no key is the same under both names, and nothing else.
+    assert [ask(target, b"")[0] for target in ("/health", "/llm/health")] == [200, 200]
+    assert [ask(target, b"")[0] for target in ("/llm/llm/health", "/llm/health/x", "/llm", "/llm/")] == [401] * 4
+    # Refused before any route, and counted under its name all the same.
+    metrics = ask("/metrics")[1].decode()
+    assert re.search(r'^octavo_http_requests_total{path="/v1/models",code="401"} 4', metrics, re.MULTILINE)
 
 
 # ---------------------------------------------------------------- what is refused is counted and logged

@@ -32,7 +32,8 @@ MAX_HEADERS = 100
 MAX_URL_BYTES = 1 << 13
 _MAX_BODY_WAITING = 1 << 16
 _MAX_AHEAD = 1 << 16
-# So many bytes are parsed at once: few enough that no crowd of tiny requests is made of them.
+# So many bytes are parsed at once: few enough that no crowd of tiny requests is made of them, and that a head that
+# begins among them is not much longer than it may be.
 _PIECE = 1 << 14
 _LINGER_BYTES = 1 << 28
 _PROBE_S = 5.0
@@ -264,7 +265,7 @@ class ClientConnection(asyncio.Protocol):
         version = self._parser.get_http_version()
         try:
             expects_continue = check_framing(version, self._headers)
-            self._fill(scope, target_of(self._url or b"", self._headers))
+            self._fill(scope, target_of(self._url or b"", self._headers, self._root_path))
         except MalformedRequest as error:
             self._refuse(error)
             return
@@ -396,8 +397,8 @@ class ClientConnection(asyncio.Protocol):
             scheme="https" if self._tls else "http",
             method=self._parser.get_method().decode("ascii"),
             root_path=self._root_path,
-            path=self._root_path + path,
-            raw_path=self._root_path.encode() + raw_path,
+            path=path,
+            raw_path=raw_path,
             query_string=query,
             headers=self._headers,
         )

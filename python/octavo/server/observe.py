@@ -129,7 +129,8 @@ class Observed:
         path = getattr(scope.get("route"), "path", None)
         if isinstance(path, str):
             return path
-        return scope["path"] if scope["path"] in self._templates else _UNMATCHED
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return path if path in self._templates else _UNMATCHED
 
 
 def observed(app: ASGIApp, state: ServerState, served_routes: Sequence[BaseRoute]) -> Observed:

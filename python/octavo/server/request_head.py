@@ -39,15 +39,17 @@ def check_framing(version: str, headers: list[tuple[bytes, bytes]]) -> bool:
     return expects_continue
 
 
-def target_of(url: bytes, headers: list[tuple[bytes, bytes]]) -> tuple[str, bytes, bytes]:
+def target_of(url: bytes, headers: list[tuple[bytes, bytes]], root_path: str = "") -> tuple[str, bytes, bytes]:
     """What a request asks for.
 
     Args:
         url: the request's target: a path, or absolute as for a proxy.
         headers: names in lower case; an absolute target's host replaces the header's (RFC 9112, 3.2.2).
 
+        root_path: under which a proxy shows the server, and which it has cut off the path or has not.
+
     Returns:
-        (path, the same as it was sent, query).
+        (path below `root_path` and with it, the same as it was sent, query).
 
     Raises:
         MalformedRequest: it is no target of an origin server.
@@ -65,4 +67,6 @@ def target_of(url: bytes, headers: list[tuple[bytes, bytes]]) -> tuple[str, byte
         headers[:] = [(name, host if name == b"host" else value) for name, value in headers]
     if "%" in path:
         path = urllib.parse.unquote(path)
+    if root_path and path != root_path and not path.startswith(root_path + "/"):
+        path, raw_path = root_path + path, root_path.encode() + raw_path
     return path, raw_path, parsed.query or b""
