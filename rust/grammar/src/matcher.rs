@@ -1,7 +1,7 @@
 //! One answer's place in a grammar.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::earley::Parser;
@@ -13,10 +13,13 @@ use crate::tokens::Tokens;
 
 const NO_TOKEN: &str = "the model has no token that could come next";
 
+/// Tokens between one new lexer and the next.
+const RENEWAL_TOKENS: usize = 256;
+
 /// A compiled grammar, from which matchers are made.
 pub struct Grammar {
     /// At the beginning, the first mask known.
-    parser: Mutex<Parser>,
+    start: Arc<Mutex<Parser>>,
     tokens: Arc<Tokens>,
 }
 
@@ -24,8 +27,8 @@ impl Grammar {
     pub(crate) fn compile(tokens: &Arc<Tokens>, source: TopLevelGrammar) -> Result<Self, Error> {
         let made = tokens.factory.create_parser(source);
         let parser = made.map_err(|error| Error::specification(cleaned(&format!("{error:#}"))))?;
-        let mut matcher =
-            Matcher { parser: parser.parser, tokens: tokens.clone(), state: State::Start };
+        let start = Arc::new(Mutex::new(parser.parser));
+        let mut matcher = Matcher::new(&start, tokens);
         let mut row = vec![0; tokens.trie().vocab_size().div_ceil(32)];
         matcher.mask(&mut row).map_err(|message| {
             Error::specification(if message.ends_with(NO_TOKEN) {
@@ -34,15 +37,19 @@ impl Grammar {
                 message
             })
         })?;
-        Ok(Self { parser: Mutex::new(matcher.parser), tokens: tokens.clone() })
+        *lock(&start) = matcher.parser;
+        Ok(Self { start, tokens: tokens.clone() })
     }
 
     /// A matcher at the beginning of an answer. It shares nothing that changes with other matchers.
     #[must_use]
     pub fn matcher(&self) -> Matcher {
-        let parser = self.parser.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
-        Matcher { parser, tokens: self.tokens.clone(), state: State::Start }
+        Matcher::new(&self.start, &self.tokens)
     }
+}
+
+fn lock(parser: &Mutex<Parser>) -> MutexGuard<'_, Parser> {
+    parser.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,12 +68,27 @@ enum State {
 /// each other when they are asked at once.
 #[derive(Clone)]
 pub struct Matcher {
+    start: Arc<Mutex<Parser>>,
     parser: Parser,
     tokens: Arc<Tokens>,
     state: State,
+    drawn: Vec<u32>,
+    /// How many were drawn when the lexer was made anew.
+    renewed: usize,
 }
 
 impl Matcher {
+    fn new(start: &Arc<Mutex<Parser>>, tokens: &Arc<Tokens>) -> Self {
+        Self {
+            parser: lock(start).deep_clone(),
+            start: start.clone(),
+            tokens: tokens.clone(),
+            state: State::Start,
+            drawn: Vec::new(),
+            renewed: 0,
+        }
+    }
+
     /// Write the tokens that may come next; words past the vocabulary's become 0.
     ///
     /// End tokens are allowed where the text so far is accepted, and nothing else once it can only end.
@@ -82,7 +104,7 @@ impl Matcher {
         row.fill(0);
         let mut failure = None;
         if matches!(self.state, State::Start | State::Running) {
-            match self.allowed() {
+            match self.renewing(Self::allowed) {
                 Ok(set) => {
                     let words = self.tokens.trie().vocab_size().div_ceil(32);
                     row[..words].copy_from_slice(&set.as_slice()[..words]);
@@ -106,10 +128,10 @@ impl Matcher {
         if matches!(self.state, State::Ended | State::Failed) {
             return Ok(());
         }
-        let applied = catch_unwind(AssertUnwindSafe(|| Ok(self.apply(token))));
-        match applied.map_err(|error| error.to_string()).flatten() {
+        match self.renewing(|matcher| matcher.apply(token)) {
             Ok(state) => {
                 self.state = state;
+                self.drawn.push(token);
                 Ok(())
             }
             Err(message) => Err(self.fail(&message)),
@@ -156,13 +178,31 @@ impl Matcher {
         Ok(if ended { State::Ended } else { State::Running })
     }
 
-    fn allowed(&mut self) -> Result<SimpleVob, String> {
-        catch_unwind(AssertUnwindSafe(|| Ok(self.allowed_inner())))
-            .map_err(|error| error.to_string())
-            .flatten()
+    /// Do something; once more with a new lexer if the old one has met its limit of states.
+    ///
+    /// Masks look at many continuations, most of which never come, and the lexer remembers the states of all: four or
+    /// five for each character of a string with a `maxLength`. A new lexer has only those that the answer led through.
+    fn renewing<T>(&mut self, work: impl Fn(&mut Self) -> Result<T, String>) -> Result<T, String> {
+        let result = caught(self, &work);
+        let full = result.as_ref().is_err_and(|message| message.contains("too many states"));
+        if !full || self.drawn.len() < self.renewed + RENEWAL_TOKENS {
+            return result;
+        }
+        let mut anew = Self::new(&self.start, &self.tokens);
+        anew.renewed = self.drawn.len();
+        for tokens in self.drawn.chunks(RENEWAL_TOKENS) {
+            for &token in tokens {
+                anew.state = caught(&mut anew, |matcher| matcher.apply(token))?;
+            }
+            // What a lexer may do is counted from mask to mask.
+            caught(&mut anew, Self::allowed)?;
+        }
+        anew.drawn = std::mem::take(&mut self.drawn);
+        *self = anew;
+        caught(self, work)
     }
 
-    fn allowed_inner(&mut self) -> Result<SimpleVob, String> {
+    fn allowed(&mut self) -> Result<SimpleVob, String> {
         let mut set = self.parser.compute_bias(&*self.tokens.computer, b"");
         if self.state == State::Start
             && let Some(spaced) = self.tokens.dropped_space()
@@ -185,4 +225,14 @@ impl Matcher {
         }
         Ok(set)
     }
+}
+
+/// Do something that may panic.
+fn caught<T>(
+    matcher: &mut Matcher,
+    work: impl Fn(&mut Matcher) -> Result<T, String>,
+) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(|| Ok(work(matcher))))
+        .map_err(|error| error.to_string())
+        .flatten()
 }

@@ -17,8 +17,8 @@ const MAX_TOKEN_BYTES: usize = 1000;
 /// Ids and nodes have 24 and 22 bits in the trie.
 const MAX_TOKENS: usize = 1 << 20;
 
-/// Lexer states of one grammar, 1 to 2 kB each.
-const MAX_LEXER_STATES: usize = 50_000;
+/// Lexer states of one answer, some 300 bytes each.
+const MAX_LEXER_STATES: usize = 100_000;
 
 /// What all grammars of a vocabulary share.
 pub(crate) struct Tokens {

@@ -194,6 +194,25 @@ fn vocabularies_without_an_end_are_refused() {
     assert_eq!(row, [0b101]);
 }
 
+/// Such a string's lexer has states for each place in it, more than are kept: it is made anew on the way.
+#[test]
+fn a_long_string_is_followed_to_its_bound() {
+    const LONG: usize = 30_000;
+    let schema = format!(r#"{{"type":"string","maxLength":{LONG},"minLength":{LONG}}}"#);
+    let mut matcher = vocabulary().compile(Kind::Json, &schema).unwrap().matcher();
+    let mut row = [0; 9];
+    matcher.advance(b'"'.into()).unwrap();
+    let mut usual = None;
+    for place in 0..LONG {
+        matcher.mask(&mut row).unwrap();
+        assert_eq!(*usual.get_or_insert(row), row, "after {place} characters");
+        matcher.advance(u32::from(b'a') + place as u32 % 26).unwrap();
+    }
+    matcher.mask(&mut row).unwrap();
+    assert_eq!(row.iter().map(|word| word.count_ones()).sum::<u32>(), 1);
+    assert_eq!(row[b'"' as usize / 32] >> (b'"' % 32) & 1, 1);
+}
+
 /// Pieces of all notations, of which nonsense is made.
 const PIECES: [&str; 48] = [
     "{",
