@@ -99,8 +99,9 @@ def test_durations_are_of_real_times(start: Callable[..., Running]) -> None:
     began = time.monotonic_ns()
     times = post(server, "/api/generate", payload).json()
     assert times["total_duration"] <= time.monotonic_ns() - began
-    assert times["prompt_eval_duration"] >= 0.02e9
-    assert times["eval_duration"] >= 0.08e9
+    # A timer of uvloop may ring a millisecond early.
+    assert times["prompt_eval_duration"] >= 0.018e9
+    assert times["eval_duration"] >= 0.075e9
     check_durations(times, len("<user>Hi<assistant>"), 5)
 
 
