@@ -65,7 +65,7 @@ _INSTEAD = {
     "--reasoning-parser": "reasoning is not parted from the answer yet; leave it out",
     "--response-role": "answers are the assistant's; leave it out",
     "--return-tokens-as-token-ids": "a request asks for it, by a field of that name",
-    "--revision": "download that revision with `huggingface-cli download --revision`, and serve its folder",
+    "--revision": "download it with `hf download REPOSITORY --revision NAME --local-dir FOLDER`, and serve that folder",
     "--runner": _KINDS,
     "--spec-method": _SPECULATION,
     "--spec-model": _SPECULATION,
