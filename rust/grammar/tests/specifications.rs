@@ -69,6 +69,23 @@ pawn ::= ([a-h] "x")? [a-h] [1-8]"#;
     ));
 }
 
+/// Terminals of one character would make masks slow, and their number meet a limit in large vocabularies.
+#[test]
+fn gbnf_keeps_runs_of_characters_in_one_terminal() {
+    let vocabulary = vocabulary();
+    let nested = "root ::= \"{\" (text | root)* \"}\"\ntext ::= [^{}]+";
+    assert!(gbnf_to_lark(nested).unwrap().contains("T1: (/[\\x{0}-z"));
+    assert!(accepts(&vocabulary, Kind::Grammar, nested, "{some {text} and {{more} }}"));
+    assert!(!accepts(&vocabulary, Kind::Grammar, nested, "{some {text}"));
+    // Here a run may have to end for another to begin.
+    let two = "root ::= \"(\" word tail \")\"\ntail ::= word root?\nword ::= [a-z]+";
+    assert!(!gbnf_to_lark(two).unwrap().contains('T'));
+    assert!(accepts(&vocabulary, Kind::Grammar, two, "(ab)"));
+    assert!(accepts(&vocabulary, Kind::Grammar, two, "(abc(def))"));
+    assert!(!accepts(&vocabulary, Kind::Grammar, two, "(a)"));
+    assert!(gbnf_to_lark(JSON).unwrap().matches("\nT").count() >= 3);
+}
+
 #[test]
 fn gbnf_tells_where_it_is_wrong() {
     for (grammar, message) in [

@@ -99,8 +99,12 @@ pub(super) fn find(gbnf: &Gbnf) -> Result<Terminals, Error> {
         let mut torn: BTreeSet<usize> = BTreeSet::new();
         for &(one, other) in &together {
             for (ending, going_on) in [(one, other), (other, one)] {
-                let following = links.next[&ending].iter();
-                for &(next, _) in following.filter(|(_, link)| layout.between.contains(link)) {
+                for &(next, between) in &links.next[&ending] {
+                    if !layout.between.contains(&between)
+                        || layout.goes_on(links.again.get(&(ending, next, between.0)))
+                    {
+                        continue;
+                    }
                     for &(inner, within) in &links.next[&going_on] {
                         if work.overlap(gbnf, next, inner)?
                             && let Some(owners) = layout.within.get(&within)
@@ -159,11 +163,38 @@ struct Edges {
     last: BTreeSet<NodeId>,
 }
 
+/// True of a repetition that may end after any of its turns, and goes on without end.
+fn is_loop(gbnf: &Gbnf, node: NodeId) -> bool {
+    matches!(gbnf.nodes[node], Node::Repeat(_, 0 | 1, None))
+}
+
+/// The loops that are a whole turn of a loop.
+fn loops_within(gbnf: &Gbnf, outer: NodeId) -> BTreeSet<NodeId> {
+    let mut seen = BTreeSet::new();
+    let mut left = gbnf.children(outer).to_vec();
+    while let Some(node) = left.pop() {
+        if !seen.insert(node) {
+            continue;
+        }
+        match &gbnf.nodes[node] {
+            Node::Alt(options) => left.extend(options),
+            Node::Seq(items) if items.len() == 1 => left.extend(items),
+            Node::Rule(rule) => left.push(gbnf.rules[*rule]),
+            _ => {}
+        }
+    }
+    seen.retain(|&node| is_loop(gbnf, node));
+    seen
+}
+
 struct Links {
     next: BTreeMap<NodeId, Vec<(NodeId, LinkId)>>,
     root: BTreeSet<NodeId>,
     /// The links of each sequence and repetition.
     of: BTreeMap<NodeId, Vec<LinkId>>,
+    /// Of steps from a position to another that a repetition makes: the repetitions right within it that make the same
+    /// step. `(x+ | y)*` need not begin another `x+` where it can go on with the one it is in.
+    again: BTreeMap<(NodeId, NodeId, NodeId), Vec<NodeId>>,
 }
 
 impl Links {
@@ -212,7 +243,19 @@ impl Links {
                 next.entry(node).or_default();
             }
         }
-        Ok(Self { next, root: rules[gbnf.root].first.clone(), of })
+        let mut again: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for &outer in edges.keys().filter(|&&node| is_loop(gbnf, node)) {
+            for inner in loops_within(gbnf, outer) {
+                let body = &edges[&gbnf.children(inner)[0]];
+                work.spend(body.last.len() * body.first.len())?;
+                for &from in &body.last {
+                    for &to in &body.first {
+                        again.entry((from, to, outer)).or_default().push(inner);
+                    }
+                }
+            }
+        }
+        Ok(Self { next, root: rules[gbnf.root].first.clone(), of, again })
     }
 
     fn of(&self, node: NodeId) -> &[LinkId] {
@@ -402,6 +445,16 @@ impl Layout {
             }
         }
         layout
+    }
+
+    /// Whether one of these repetitions lies within terminals alone.
+    fn goes_on(&self, loops: Option<&Vec<NodeId>>) -> bool {
+        loops.is_some_and(|loops| {
+            loops.iter().any(|&node| {
+                let id = (node, 0, 0);
+                self.within.contains_key(&id) && !self.between.contains(&id)
+            })
+        })
     }
 
     /// Add a terminal and all links within it.
