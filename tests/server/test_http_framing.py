@@ -220,6 +220,17 @@ def test_bad_chunks(server: Running, caplog: pytest.LogCaptureFixture, chunks: b
     assert [(line["status"], line["path"]) for line in lines] == [(400, "/v1/completions")]
 
 
+def test_a_bad_chunk_of_a_client_that_has_ended_its_side(start: Callable[..., Running]) -> None:
+    bad = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\nzz\r\n"
+    server = start(FakeEngine(delay=0.01))
+    for before in (b"", post(CHAT)):
+        with connect(server) as connection:
+            connection.sendall(before + bad)
+            connection.shutdown(socket.SHUT_WR)
+            received = read_all(connection)
+        assert [status for status in statuses(received) if status != 100] == [200, 400][not before :]
+
+
 def test_a_trailer_is_no_header(start: Callable[..., Running]) -> None:
     body = json.dumps(CHAT).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
@@ -261,6 +272,25 @@ def test_requests_in_one_packet_are_answered_in_turn(server: Running) -> None:
             connection.sendall(bytes([byte]))
         received = read_all(connection)
     assert statuses(received) == [200] * 3002
+
+
+@pytest.mark.parametrize("cut", [-200, -40, -1])
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_request_that_comes_in_parts_while_another_is_answered(
+    start: Callable[..., Running], cut: int, ends: bool
+) -> None:
+    server = start(FakeEngine(delay=0.02))
+    data = post(CHAT | {"max_tokens": 10}) + post(CHAT, more=b"X: " + b"x" * 100 + b"\r\n")
+    with connect(server) as connection:
+        connection.sendall(data[:cut])
+        time.sleep(0.05)
+        connection.sendall(data[cut:] + MODELS)
+        time.sleep(0.02)
+        connection.sendall(b"\r\n" if ends else b"Connection: close\r\n\r\n")
+        if ends:
+            connection.shutdown(socket.SHUT_WR)
+        received = read_all(connection)
+    assert [status for status in statuses(received) if status != 100] == [200, 200, 200]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -148,11 +148,6 @@ class ClientConnection(asyncio.Protocol):
         answering = self._answering
         if self._tls or self._lingering or answering is None or answering is self._arriving:
             return False
-        if self._arriving is not None:
-            # Its turn has not come, and it will never be whole.
-            self._deaf = True
-            self._next.remove(self._arriving)
-            self._arriving = None
         self._ended = True
         self._watch_no_more()
         self._watch()
@@ -210,15 +205,17 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._next:
             self._start(self._next.popleft())
-        elif self._ahead:
+        if self._ahead and not self._is_busy():
+            # Also where the next request's turn has come and the rest of its body is among it.
             data = bytes(self._ahead)
             self._ahead.clear()
             self._parse(data)
-        if self._answering is None:
+        if self._ended and self._answering is self._arriving:
+            # Nothing is left to answer, or what is will never be whole.
+            self._close()
+        elif self._answering is None:
             self._watch_no_more()
-            if self._ended:
-                self._close()
-            elif self._url is None:
+            if self._url is None:
                 self._wait(self.keep_alive_s, self._close)
             else:
                 self._wait(self.arrival_s, self._expire)
@@ -379,6 +376,7 @@ class ClientConnection(asyncio.Protocol):
         self._stop_waiting()
         if self._arriving is not None:
             self._arriving.fail(error)
+            self._arriving = None
             return
         scope: MutableMapping[str, Any] = {"type": REFUSED, REFUSED: error, "http_version": "1.1"}
         url = (self._url or b"")[:MAX_URL_BYTES]
