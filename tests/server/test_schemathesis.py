@@ -25,7 +25,7 @@ EXAMPLES = int(os.environ.get("OCTAVO_FUZZ_EXAMPLES", "20"))
 
 @pytest.fixture(scope="module")
 def fuzzed() -> Iterator[Running]:
-    server = Running(FakeEngine(reply="Yes, 🎉."), ServerState(ServerSettings()))
+    server = Running(FakeEngine(reply="Yes, 🎉.", constrains_output=True), ServerState(ServerSettings()))
     yield server
     # It serves as before, and nothing still runs.
     body = {"prompt": "Hi", "max_tokens": 2}
@@ -61,6 +61,13 @@ REFUSED = [
     "guided_regex",
     "guided_choice",
     "guided_grammar",
+    "json_schema",
+    "grammar",
+    "regex",
+    "ebnf",
+    "output_config",
+    "output_format",
+    "format",
     "chat_template",
     "functions",
     "function_call",
