@@ -1,6 +1,6 @@
 //! JSON schemas: what is settled before they are compiled.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -14,6 +14,14 @@ const MAX_REFERENCED_DEPTH: usize = 10_000;
 
 /// The largest divisor, without its decimal point: a number's remainders are states of the lexer.
 const MAX_DIVISOR: f64 = 100_000.0;
+
+/// Properties of one object, and patterns of their names: they are compared with one another.
+const MAX_PROPERTIES: usize = 2000;
+const MAX_PATTERNS: usize = 100;
+
+/// Patterns that one text may have to match at once. The lexer's states are sets of places in all of them, and are met
+/// before any limit of the library's counts.
+pub(crate) const MAX_AT_ONCE: usize = 10;
 
 /// The schema as it is compiled.
 pub(crate) fn check_schema(schema: Value) -> Result<Value, Error> {
@@ -39,7 +47,7 @@ pub(crate) fn check_schema(schema: Value) -> Result<Value, Error> {
 }
 
 /// Refuse what would take too long, or too deep a stack.
-fn check_size(schema: &Value) -> Result<(), Error> {
+pub(crate) fn check_size(schema: &Value) -> Result<(), Error> {
     let mut references = BTreeSet::new();
     let mut left = vec![schema];
     while let Some(value) = left.pop() {
@@ -47,6 +55,13 @@ fn check_size(schema: &Value) -> Result<(), Error> {
             Value::Object(map) => {
                 if let Some(Value::String(reference)) = map.get("$ref") {
                     references.insert(reference.as_str());
+                }
+                for (name, most) in [
+                    ("properties", MAX_PROPERTIES),
+                    ("required", MAX_PROPERTIES),
+                    ("patternProperties", MAX_PATTERNS),
+                ] {
+                    check_count(name, map.get(name), most)?;
                 }
                 if let Some(divisor) = map.get("multipleOf").and_then(Value::as_f64) {
                     check_divisor(divisor)?;
@@ -56,6 +71,13 @@ fn check_size(schema: &Value) -> Result<(), Error> {
             Value::Array(items) => left.extend(items),
             _ => {}
         }
+    }
+    let at_once = at_once(schema, schema, &mut BTreeMap::new());
+    if at_once > MAX_AT_ONCE {
+        return Err(Error::specification(format!(
+            "the JSON schema has texts match up to {at_once} of \"pattern\" and \"format\" at once, by \"allOf\" and \
+             \"$ref\"; {MAX_AT_ONCE} are the most"
+        )));
     }
     let levels = references
         .iter()
@@ -69,6 +91,56 @@ fn check_size(schema: &Value) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+/// How many patterns one text somewhere below may have to match, at most.
+fn at_once<'a>(root: &'a Value, schema: &'a Value, known: &mut BTreeMap<&'a str, usize>) -> usize {
+    let map = match schema {
+        Value::Object(map) => map,
+        Value::Array(items) => {
+            return items.iter().map(|item| at_once(root, item, known)).max().unwrap_or(0);
+        }
+        _ => return 0,
+    };
+    let own =
+        ["pattern", "format"].iter().filter(|&&key| map.get(key).is_some_and(Value::is_string));
+    let (mut sum, mut most) = (0, own.count());
+    for (key, value) in map {
+        match (key.as_str(), value) {
+            ("allOf", Value::Array(items)) => {
+                for item in items {
+                    sum = at_once(root, item, known).saturating_add(sum);
+                }
+            }
+            ("anyOf" | "oneOf", _) => sum = at_once(root, value, known).saturating_add(sum),
+            ("$ref", Value::String(reference)) => {
+                if !known.contains_key(reference.as_str()) {
+                    // A reference within its own definition adds nothing, or is refused.
+                    known.insert(reference, 0);
+                    let target = reference.strip_prefix('#').and_then(|path| root.pointer(path));
+                    let below = target.map_or(0, |target| at_once(root, target, known));
+                    known.insert(reference, below);
+                }
+                sum = known[reference.as_str()].saturating_add(sum);
+            }
+            _ => most = most.max(at_once(root, value, known)),
+        }
+    }
+    sum.saturating_add(most)
+}
+
+fn check_count(name: &str, value: Option<&Value>, most: usize) -> Result<(), Error> {
+    let count = match value {
+        Some(Value::Object(map)) => map.len(),
+        Some(Value::Array(items)) => items.len(),
+        _ => 0,
+    };
+    if count <= most {
+        return Ok(());
+    }
+    Err(Error::specification(format!(
+        "the JSON schema has an object with {count} {name}; {most} are the most"
+    )))
 }
 
 fn check_divisor(divisor: f64) -> Result<(), Error> {

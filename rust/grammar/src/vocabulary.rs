@@ -21,7 +21,7 @@ const TIME: Duration = Duration::from_secs(10);
 
 /// Specifications that may be compiled at a time. A thread cannot be ended: one that takes too long is no longer waited
 /// for, but counts until it is through.
-const MAX_COMPILING: usize = 16;
+const MAX_COMPILING: usize = 8;
 
 /// The tokens of one model.
 pub struct Vocabulary {

@@ -136,6 +136,13 @@ fn whatever_its_size_it_ends() {
     let nested = |open: &str, close: &str, count: usize| {
         format!("{}{}{}", open.repeat(count), "{}", close.repeat(count))
     };
+    let patterns =
+        |count| list(count, &|i| format!(r#"{{"type":"string","pattern":"a.{{{i}}}b"}}"#));
+    let doubling = list(100, &|i| {
+        let twice = format!(r##"{{"$ref":"#/$defs/a{}"}}"##, i + 1);
+        format!(r#""a{i}":{{"allOf":[{twice},{twice}]}}"#)
+    }) + r#","a100":{"pattern":"a"}"#;
+    let names = |count: usize| list(count, &|i| format!("\"a{i}\":{{}}"));
     let lark_chain = list(12_000, &|i| format!("r{i}: \"a\" r{}", i + 1)).replace(',', "\n");
     let words = list(15_000, &|i| format!("\"word {}\"", i * 7919 % 20_011));
     for (kind, spec, fails) in [
@@ -152,6 +159,32 @@ fn whatever_its_size_it_ends() {
         (Kind::Json, nested(r#"{"items":"#, "}", 10_000), true),
         (Kind::Json, format!(r#"{{"type":"object","allOf":[{branches}]}}"#), true),
         (Kind::Json, format!(r#"{{"enum":[{words}]}}"#), false),
+        (Kind::Json, format!(r#"{{"type":"object","properties":{{{}}}}}"#, names(2000)), false),
+        (Kind::Json, format!(r#"{{"type":"object","properties":{{{}}}}}"#, names(2001)), true),
+        (
+            Kind::Json,
+            format!(r#"{{"type":"object","patternProperties":{{{}}}}}"#, names(101)),
+            true,
+        ),
+        (Kind::Json, format!(r#"{{"type":"object","required":[{words}]}}"#), true),
+        (Kind::Json, format!(r#"{{"allOf":[{}]}}"#, patterns(200)), true),
+        (Kind::Grammar, format!(r#"start: %json {{"allOf":[{}]}}"#, patterns(200)), true),
+        (Kind::Json, format!(r##"{{"$ref":"#/$defs/a0","$defs":{{{doubling}}}}}"##), true),
+        (Kind::Json, format!(r#"{{"anyOf":[{}]}}"#, patterns(50)), false),
+        (
+            Kind::Json,
+            format!(
+                r##"{{"$defs":{{"a":{{"allOf":[{p}]}}}},"allOf":[{{"$ref":"#/$defs/a"}},{p}]}}"##,
+                p = patterns(6)
+            ),
+            true,
+        ),
+        (Kind::Grammar, format!("start: X\nX: {}", vec!["/.*a.{9}b.*/"; 30].join(" & ")), true),
+        (
+            Kind::Grammar,
+            "start: \"&&&&&&&&&&&&\" /[&]{12}&/ // & & & & & & & & & & & &".to_owned(),
+            false,
+        ),
         (Kind::Json, r#"{"type":"integer","multipleOf":1000003}"#.to_owned(), true),
         (Kind::Json, r#"{"type":"number","multipleOf":0.0000001}"#.to_owned(), false),
         (Kind::Json, r#"{"type":"array","minItems":1000000}"#.to_owned(), false),
