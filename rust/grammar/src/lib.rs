@@ -16,6 +16,7 @@ mod error;
 mod gbnf;
 mod lark;
 mod matcher;
+mod numbers;
 mod schema;
 mod source;
 mod tokens;

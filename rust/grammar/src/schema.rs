@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use crate::error::Error;
+use crate::numbers::{check_divisors, make_exact};
 
 /// What may stand between two parts of a JSON text: blanks, or one line break and the next line's indentation.
 const WHITESPACE: &str = r"[ \t]{1,64}|\r?\n[ \t]{0,64}";
@@ -41,8 +42,9 @@ pub(crate) fn check_schema(schema: Value) -> Result<Value, Error> {
         ));
     }
     schema.insert("x-guidance".to_owned(), json!({"whitespace_pattern": WHITESPACE}));
-    let schema = Value::Object(schema);
+    let mut schema = Value::Object(schema);
     check_size(&schema)?;
+    make_exact(&mut schema)?;
     Ok(schema)
 }
 
@@ -72,6 +74,7 @@ pub(crate) fn check_size(schema: &Value) -> Result<(), Error> {
             _ => {}
         }
     }
+    check_divisors(schema)?;
     let at_once = at_once(schema, schema, &mut BTreeMap::new());
     if at_once > MAX_AT_ONCE {
         return Err(Error::specification(format!(

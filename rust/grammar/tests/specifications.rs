@@ -180,6 +180,12 @@ fn whatever_its_size_it_ends() {
             true,
         ),
         (Kind::Grammar, format!("start: X\nX: {}", vec!["/.*a.{9}b.*/"; 30].join(" & ")), true),
+        // A regular expression that goes on in the next line, where it looks like a text's beginning.
+        (
+            Kind::Grammar,
+            format!("start: X\nX: /c\n\"/ & {}", vec!["/.*a.{9}b.*/"; 30].join(" & ")),
+            true,
+        ),
         (
             Kind::Grammar,
             "start: \"&&&&&&&&&&&&\" /[&]{12}&/ // & & & & & & & & & & & &".to_owned(),
@@ -205,6 +211,61 @@ fn whatever_its_size_it_ends() {
             }
         }
     }
+}
+
+/// The library calls itself without end over the smallest of them, which would take the process with it.
+#[test]
+fn numbers_are_exact_or_refused() {
+    const MIN: &str = "-9223372036854775808";
+    let vocabulary = vocabulary();
+    let schemas = [
+        format!(r#"{{"const":{MIN}}}"#),
+        format!(r#"{{"enum":[1,{{"a":[{MIN}]}}]}}"#),
+        format!(r#"{{"type":"integer","minimum":{MIN},"maximum":{MIN}}}"#),
+        format!(r##"{{"$ref":"#/$defs","$defs":{{"const":{MIN}}}}}"##),
+        format!(r##"{{"$ref":"#/$defs","$defs":{{"enum":[{MIN}]}}}}"##),
+        format!(r#"{{"properties":{{"const":{{"const":{MIN}}}}}}}"#),
+        r#"{"const":1234567890123456789}"#.to_owned(),
+        r#"{"type":"integer","const":1e30}"#.to_owned(),
+        r#"{"type":"integer","minimum":1e30,"maximum":1e31}"#.to_owned(),
+        r#"{"type":"integer","minimum":-1e19,"maximum":-1e19}"#.to_owned(),
+        r#"{"allOf":[{"multipleOf":65536},{"multipleOf":65537}]}"#.to_owned(),
+        r##"{"$ref":"#/$defs/a","multipleOf":70000,"$defs":{"a":{"multipleOf":70000}}}"##
+            .to_owned(),
+        r#"{"allOf":[{"multipleOf":1e-10},{"multipleOf":3}]}"#.to_owned(),
+    ];
+    for schema in schemas {
+        assert!(vocabulary.compile(Kind::Json, &schema).is_err(), "{schema}");
+        let lark = format!("start: %json {schema}");
+        assert!(vocabulary.compile(Kind::Grammar, &lark).is_err(), "{schema}");
+    }
+    let any = format!(r#"{{"type":"integer","minimum":{MIN},"maximum":9223372036854775807}}"#);
+    for (schema, text, valid) in [
+        (any.as_str(), "-9223372036854774784", true),
+        (&any, "9223372036854774784", true),
+        (&any, "9223372036854775808", false),
+        (r#"{"type":"integer","minimum":9007199254740993}"#, "9007199254740992", false),
+        (r#"{"type":"integer","minimum":9007199254740993}"#, "9007199254740994", true),
+        (r#"{"type":"integer","maximum":-9007199254740995}"#, "-9007199254740994", false),
+        (r#"{"type":"integer","maximum":-9007199254740995}"#, "-9007199254740996", true),
+        (r#"{"const":1234567890123456768}"#, "1234567890123456768", true),
+        (r#"{"properties":{"maximum":{"maximum":9}}}"#, r#"{"maximum":8}"#, true),
+        (r#"{"allOf":[{"multipleOf":3},{"multipleOf":0.5}]}"#, "6", true),
+        (r#"{"allOf":[{"multipleOf":3},{"multipleOf":0.5}]}"#, "4.5", false),
+    ] {
+        assert_eq!(accepts(&vocabulary, Kind::Json, schema, text), valid, "{schema} {text}");
+    }
+}
+
+#[test]
+fn grammars_cannot_ask_for_bytes_that_are_no_text() {
+    let vocabulary = vocabulary();
+    for option in ["allow_invalid_utf8", r"allow_\u0069nvalid_utf8"] {
+        let grammar = format!("%llguidance {{\"{option}\": true}}\nstart: /[\\x80-\\xff]/");
+        let Err(error) = vocabulary.compile(Kind::Grammar, &grammar) else { panic!("{option}") };
+        assert!(error.to_string().contains("answers are text"), "{error}");
+    }
+    assert!(vocabulary.compile(Kind::Regex, r"(?-u)\xff").is_err());
 }
 
 #[test]
