@@ -227,6 +227,15 @@ def test_a_start_that_fails_ends_though_nobody_reads_why() -> None:
             os.close(end)
 
 
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """Have servers that are started meanwhile hear of hang-ups, also where these tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups")
 def test_sighup_has_the_keys_read_again_and_ends_nothing(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("me first-key\n")
@@ -242,6 +251,7 @@ def test_sighup_has_the_keys_read_again_and_ends_nothing(tmp_path: Path) -> None
         assert ask(client).status_code == 200
 
 
+@pytest.mark.usefixtures("hangups")
 def test_a_terminal_that_is_closed_ends_the_server() -> None:
     port = free_port()
     ours, theirs = pty.openpty()
