@@ -250,6 +250,7 @@ class Vocabulary:
 
         Raises:
             InvalidRequest: what is wrong with it, and where; or that compiling it takes too long.
+            Overloaded: too many others are being compiled.
         """
 
 @final

@@ -11,6 +11,7 @@
     |   +-- ModelNotFound                   no such folder, file or repository
     |   +-- CorruptFile                     truncated, inconsistent or hostile file
     |   +-- UnsupportedModel                unknown architecture, tensor type or feature
+    +-- Overloaded                          too much is under way; the same may be asked again in a moment
     +-- EngineDead (RuntimeError)           the engine process ended; its requests are lost
         +-- EngineRestarting                it is being started again; ask once more in a moment
 
@@ -32,6 +33,7 @@ __all__ = [
     "ModelNotServed",
     "NotEnoughMemory",
     "OctavoError",
+    "Overloaded",
     "UnsupportedModel",
 ]
 
@@ -86,6 +88,10 @@ class CorruptFile(ModelError):
 
 class UnsupportedModel(ModelError):
     """An architecture, tensor type or feature that Octavo does not know."""
+
+
+class Overloaded(OctavoError):
+    """Refused for now, because too much is under way; the same may be asked again in a moment."""
 
 
 class EngineDead(OctavoError, RuntimeError):

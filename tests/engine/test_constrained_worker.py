@@ -89,6 +89,20 @@ def test_who_leaves_while_it_compiles_leaves_nothing(fake_engine: Any, run: Call
     run(main())
 
 
+def test_what_was_left_is_not_compiled(fake_engine: Any, run: Callable[..., Any]) -> None:
+    async def main() -> None:
+        async with fake_engine("fake:eos=1,compile_s=0.3") as engine:
+            tasks = [asyncio.create_task(engine.generate([1], SLOW)) for _ in range(60)]
+            await asyncio.sleep(0.1)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait_for(engine.generate([1], HELD), 2.5)
+            await settled(engine)
+
+    run(main())
+
+
 def test_what_cannot_be_followed_ends_its_request_alone(fake_engine: Any, run: Callable[..., Any]) -> None:
     async def main() -> None:
         async with fake_engine("fake:eos=1,fail_at=6,step_s=0.002") as engine:

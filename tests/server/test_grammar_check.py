@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from octavo._core import TokenTable, Vocabulary
-from octavo.errors import ConfigError, InvalidRequest
+from octavo.errors import ConfigError, InvalidRequest, Overloaded
 from octavo.sampling_params import SamplingParams
 from octavo.server import grammar_check
 from octavo.server.compile_queue import CompileQueue
@@ -45,6 +45,8 @@ class SlowVocabulary:
             raise InvalidRequest(f"{spec} at 3")
         if "fault" in spec:
             raise RuntimeError("a fault")
+        if "busy" in spec:
+            raise Overloaded("ask again")
         if "panic" in spec:
             raise Panic
 
@@ -95,6 +97,9 @@ def test_kinds_are_told_apart_and_faults_are_not_remembered(slow: tuple[GrammarC
         for _ in range(2):
             with pytest.raises(RuntimeError):
                 await check.check("regex", "fault", "field")
+        for _ in range(2):
+            with pytest.raises(Overloaded, match="ask again"):
+                await check.check("regex", "busy", "field")
         with pytest.raises(RuntimeError, match="the compiler of constraints failed"):
             await check.check("regex", "panic", "field")
         with pytest.raises(InvalidRequest) as caught:
@@ -102,7 +107,7 @@ def test_kinds_are_told_apart_and_faults_are_not_remembered(slow: tuple[GrammarC
         assert len(str(caught.value)) < 700
 
     asyncio.run(main())
-    assert vocabulary.compiled == ["a", "a", "fault", "fault", "panic", "wrong" * 1000]
+    assert vocabulary.compiled == ["a", "a", "fault", "fault", "busy", "busy", "panic", "wrong" * 1000]
 
 
 def test_too_many_at_once(slow: tuple[GrammarCheck, SlowVocabulary], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +121,14 @@ def test_too_many_at_once(slow: tuple[GrammarCheck, SlowVocabulary], monkeypatch
         with pytest.raises(QueueFull):
             await check.check("regex", "5", "field")
         same = asyncio.ensure_future(check.check("regex", "1", "field"))
+        # Those that wait no more leave their places, and what they brought, at once.
+        for _ in range(20):
+            asked.pop().cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            asked.append(asyncio.ensure_future(check.check("regex", "4", "field")))
+            await asyncio.sleep(0)
+        assert check._queue._num_waiting == sum(map(len, check._queue._waiting.values())) == 3
         vocabulary.go.set()
         await asyncio.gather(*asked, same)
         # Two are remembered.

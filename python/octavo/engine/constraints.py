@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo.engine.protocol import Constraint
-from octavo.errors import InvalidRequest, OctavoError
+from octavo.errors import InvalidRequest, OctavoError, Overloaded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,11 +76,14 @@ class OutputConstraints:
 
         Raises:
             InvalidRequest: it is no grammar, too large, or this engine has no texts to hold to it.
+            Overloaded: not now.
         """
         field = _field(constraint)
         try:
             vocabulary = self._get_vocabulary()
             grammar = None if constraint.grammar is None else vocabulary.compile(*constraint.grammar)
+        except Overloaded:
+            raise
         except OctavoError as error:
             raise InvalidRequest(f"{field}: {error}", field) from None
         except BaseException as error:
@@ -89,10 +92,17 @@ class OutputConstraints:
             raise InvalidRequest(f"{field}: cannot be compiled ({type(error).__name__}: {error})", field) from error
         return Compiled(constraint, grammar)
 
-    def compile_soon(self, constraint: Constraint, deliver: Callable[[Compiled | OctavoError], None]) -> None:
-        """Compile in a thread, which then calls `deliver`."""
+    def compile_soon(
+        self,
+        constraint: Constraint,
+        deliver: Callable[[Compiled | OctavoError], None],
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        """Compile in a thread, which then calls `deliver`; or does nothing if it `is_wanted` no more."""
 
         def job() -> None:
+            if not is_wanted():
+                return
             try:
                 outcome: Compiled | OctavoError = self.compile(constraint)
             except OctavoError as error:
@@ -113,9 +123,18 @@ class OutputConstraints:
         """
         outcomes: queue.SimpleQueue[tuple[int, Compiled | OctavoError]] = queue.SimpleQueue()
         distinct = {id(constraint): constraint for constraint in constraints if constraint is not None}
+        given_up = False
         for key, constraint in distinct.items():
-            self.compile_soon(constraint, lambda outcome, key=key: outcomes.put((key, outcome)))  # type: ignore[misc]
-        found = dict(outcomes.get() for _ in distinct)
+            self.compile_soon(
+                constraint,
+                lambda outcome, key=key: outcomes.put((key, outcome)),  # type: ignore[misc]
+                lambda: not given_up,
+            )
+        try:
+            found = dict(outcomes.get() for _ in distinct)
+        finally:
+            # An interrupt leaves nobody who waits for the rest.
+            given_up = True
         ready: list[Compiled | None] = []
         for asked in constraints:
             outcome = None if asked is None else found[id(asked)]

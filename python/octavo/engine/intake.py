@@ -166,7 +166,12 @@ class Intake:
             pending.is_compiling = True
             if batch is not None:
                 batch.num_compiling += 1
-            self._loop.constraints.compile_soon(constraint, functools.partial(self._deliver, pending))
+            self._loop.constraints.compile_soon(
+                constraint,
+                functools.partial(self._deliver, pending),
+                # Asked by the thread that would compile; an abort or a leave ends the need.
+                lambda: self._pending.get(core_id) is pending,
+            )
 
     def _deliver(self, pending: _Pending, outcome: Compiled | OctavoError) -> None:
         """Called by the thread that compiled."""

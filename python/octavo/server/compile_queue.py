@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from octavo.server.errors import QueueFull
 
@@ -29,7 +29,7 @@ class CompileQueue:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiting: dict[str, deque[Callable[[], bool]]] = {}
+        self._waiting: dict[str, OrderedDict[asyncio.Future[Any], Callable[[], Any]]] = {}
         self._turns: deque[str] = deque()
         self._num_waiting = 0
         self._num_running = 0
@@ -48,26 +48,37 @@ class CompileQueue:
             )
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         if tenant not in self._waiting:
-            self._waiting[tenant] = deque()
+            self._waiting[tenant] = OrderedDict()
             self._turns.append(tenant)
-        self._waiting[tenant].append(partial(self._begin, future, work))
+        self._waiting[tenant][future] = work
         self._num_waiting += 1
+        future.add_done_callback(partial(self._leave, tenant))
         self._start()
         return future
+
+    def _leave(self, tenant: str, future: asyncio.Future[Any]) -> None:
+        """Who is told no more takes no place, and keeps no text, until the turn comes."""
+        jobs = self._waiting.get(tenant)
+        if jobs is None or jobs.pop(future, None) is None:
+            return
+        self._num_waiting -= 1
+        if not jobs:
+            del self._waiting[tenant]
+            self._turns.remove(tenant)
 
     def _start(self) -> None:
         while self._num_running < _NUM_THREADS and self._turns:
             tenant = self._turns.popleft()
             jobs = self._waiting[tenant]
-            begin = jobs.popleft()
+            future, work = jobs.popitem(last=False)
             self._num_waiting -= 1
             if jobs:
                 self._turns.append(tenant)
             else:
                 del self._waiting[tenant]
-            self._num_running += begin()
+            self._num_running += self._begin(future, work)
 
-    def _begin(self, future: asyncio.Future[Result], work: Callable[[], Result]) -> bool:
+    def _begin(self, future: asyncio.Future[Any], work: Callable[[], Any]) -> bool:
         if future.cancelled():
             return False
         running = asyncio.get_running_loop().run_in_executor(_threads, work)

@@ -13,6 +13,7 @@ from octavo.errors import (
     InvalidRequest,
     ModelNotServed,
     OctavoError,
+    Overloaded,
 )
 
 __all__ = [
@@ -147,6 +148,7 @@ _TABLE: tuple[tuple[type[BaseException], int, str, str | None, dict[str, str]], 
     (ConcurrencyExceeded, 429, "rate_limit_error", "concurrency_exceeded", _RETRY),
     (QueueFull, 503, "service_unavailable_error", "queue_full", _RETRY),
     (QueueTimeout, 503, "service_unavailable_error", "queue_timeout", _RETRY),
+    (Overloaded, 503, "service_unavailable_error", "overloaded", _RETRY),
     (EngineLoading, 503, "service_unavailable_error", "model_loading", _RETRY),
     (ModelConflict, 409, "invalid_request_error", "conflict", {}),
     (ModelFailed, 503, "service_unavailable_error", "model_unavailable", _NO_RETRY),

@@ -6,6 +6,9 @@ pub enum Error {
     /// The specification is malformed, uses what is not supported, or is too large.
     #[error("{0}")]
     Specification(String),
+    /// Too much is being compiled; the same may be asked again in a moment.
+    #[error("{0}")]
+    Busy(String),
     /// No grammar can be followed with these tokens.
     #[error("{0}")]
     Vocabulary(String),

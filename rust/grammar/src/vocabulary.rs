@@ -86,7 +86,7 @@ impl Vocabulary {
     ///
     /// # Errors
     ///
-    /// What is wrong with it, and where.
+    /// What is wrong with it, and where; or that too much is being compiled.
     pub fn compile(&self, kind: Kind, spec: &str) -> Result<Arc<Grammar>, Error> {
         let cache = || self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(grammar) = cache().get(kind, spec) {
@@ -101,7 +101,7 @@ impl Vocabulary {
         let compiling = self.compiling.fetch_add(1, Ordering::Relaxed);
         let place = Place(self.compiling.clone());
         if compiling >= MAX_COMPILING {
-            return Err(Error::specification(format!(
+            return Err(Error::Busy(format!(
                 "{MAX_COMPILING} other specifications are being compiled; ask again in a moment"
             )));
         }
@@ -116,9 +116,7 @@ impl Vocabulary {
                 // Nobody listens when it took too long.
                 let _ = sender.send(grammar);
             })
-            .map_err(|error| {
-                Error::specification(format!("there is no thread to compile in: {error}"))
-            })?;
+            .map_err(|error| Error::Busy(format!("there is no thread to compile in: {error}")))?;
         receiver.recv_timeout(TIME).unwrap_or_else(|error| {
             Err(Error::specification(match error {
                 RecvTimeoutError::Timeout => {

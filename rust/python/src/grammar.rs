@@ -21,6 +21,7 @@ fn python_error(error: &Error) -> PyErr {
     let message = error.to_string();
     match error {
         Error::Specification(_) => request_error("InvalidRequest", FIELD, &message),
+        Error::Busy(_) => octavo_error("Overloaded", &message),
         Error::Vocabulary(_) => octavo_error("UnsupportedModel", &format!("tokenizer: {message}")),
     }
 }
