@@ -165,6 +165,20 @@ def test_a_masked_step_is_committed_before_the_next_and_others_overlap() -> None
     assert (most, masked) == (2, 10)
 
 
+def test_tokens_of_a_masked_step_go_out_while_the_device_has_the_next() -> None:
+    loop = make_loop(overlap=True)
+    state = add(loop, 1, [4, 5], SamplingParams(structured_outputs={"regex": "[a-z]{9}"}))
+    assert loop.step() is None
+    assert isinstance(loop.runner, Recorder)
+    for _ in range(9):
+        outputs = loop.step()
+        assert outputs is not None
+        apply(outputs, {1: state})
+        assert loop.runner.events[-1][0] == "launch"
+    run(loop, {1: state})
+    assert state.output().outputs[0].finish_reason == "stop"
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_abort_forgets_the_matchers(overlap: bool) -> None:
     loop = make_loop(overlap=overlap)

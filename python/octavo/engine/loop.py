@@ -92,22 +92,38 @@ class EngineLoop:
         Returns:
             What the committed step gave; None when none was.
         """
+        outputs = None
+        if self._masked_step:
+            # What may follow hangs on its samples. They go out when the device has its next step.
+            outputs = self._commit()
+        launched = self._launch()
+        if outputs is None and self._open and not (launched and len(self._open) <= self._depth):
+            outputs = self._commit()
+        if outputs is not None:
+            # What becomes of them is the caller's.
+            self.pulse.enter(Phase.SEND)
+        return outputs
+
+    def _launch(self) -> bool:
+        """Plan and launch the next step, if there is one."""
         pulse = self.pulse
         pulse.enter(Phase.PLAN)
-        plan = None if self._masked_step else self.core.plan()
-        if plan is not None:
-            planned_at = time.monotonic()
-            self._sizes.add(plan.num_tokens)
-            if plan.num_masks:
-                self._fill_masks(plan)
-            pulse.enter(Phase.LAUNCH)
-            self._open.append((plan.step, self.runner.launch(plan), planned_at))
-            if len(self._open) <= self._depth:
-                return None
-        elif not self._open:
-            if self.core.has_work():
+        plan = self.core.plan()
+        if plan is None:
+            if not self._open and self.core.has_work():
                 raise RuntimeError(f"the core has work but plans no step: {self.core.stats()}")
-            return None
+            return False
+        planned_at = time.monotonic()
+        self._sizes.add(plan.num_tokens)
+        if plan.num_masks:
+            self._fill_masks(plan)
+        pulse.enter(Phase.LAUNCH)
+        self._open.append((plan.step, self.runner.launch(plan), planned_at))
+        return True
+
+    def _commit(self) -> StepOutputs:
+        """Wait for the oldest open step and take its samples in."""
+        pulse = self.pulse
         step, handle, planned_at = self._open.popleft()
         pulse.enter(Phase.WAIT)
         result = handle.result()
@@ -118,8 +134,6 @@ class EngineLoop:
             self._masked_step = 0
             self._fail(self.constraints.advance(frame))
         pulse.count_step()
-        # What becomes of them is the caller's.
-        pulse.enter(Phase.SEND)
         return outputs
 
     def _fill_masks(self, plan: StepPlan) -> None:
