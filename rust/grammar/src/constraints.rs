@@ -1,6 +1,7 @@
 //! The constraints of all requests that run.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
@@ -49,14 +50,14 @@ struct Request {
     allowed: Option<Box<[u32]>>,
     bad_words: BadWords,
     answers: Vec<Mutex<Answer>>,
+    /// An answer could not be followed any further, which was told: the caller ends them all.
+    failed: AtomicBool,
 }
 
 struct Answer {
     matcher: Option<Matcher>,
     /// The tokens drawn last, as many as bad words look at.
     recent: Vec<u32>,
-    /// Grammar and allowed tokens have nothing in common, which was told.
-    stuck: bool,
 }
 
 /// The constraints of all requests that run.
@@ -137,14 +138,13 @@ impl Constraints {
             .map(|grammar| (0..n.min(LEXERS)).map(|_| grammar.matcher()).collect::<Vec<Matcher>>());
         let answers = (0..n).map(|index| {
             let matcher = first.as_ref().map(|matchers| matchers[index % LEXERS].clone());
-            Mutex::new(Answer {
-                matcher,
-                recent: Vec::with_capacity(bad_words.window),
-                stuck: false,
-            })
+            Mutex::new(Answer { matcher, recent: Vec::with_capacity(bad_words.window) })
         });
         let answers = answers.collect();
-        self.requests.insert(request, Request { allowed, bad_words, answers });
+        self.requests.insert(
+            request,
+            Request { allowed, bad_words, answers, failed: AtomicBool::new(false) },
+        );
         Ok(())
     }
 
@@ -191,6 +191,25 @@ impl Constraints {
             allow(row, self.vocabulary.eos());
             return Err("the answer is not known to the constraints; please report this".to_owned());
         };
+        if request.failed.load(Ordering::Relaxed) {
+            // The limit that one has met would take as long to meet again.
+            row.fill(0);
+            allow(row, self.vocabulary.eos());
+            return Ok(());
+        }
+        let filled = self.fill_known(request, &mut answer, row);
+        if filled.is_err() {
+            request.failed.store(true, Ordering::Relaxed);
+        }
+        filled
+    }
+
+    fn fill_known(
+        &self,
+        request: &Request,
+        answer: &mut Answer,
+        row: &mut [u32],
+    ) -> Result<(), String> {
         let mut filled = Ok(());
         if let Some(matcher) = &mut answer.matcher {
             filled = matcher.mask(row);
@@ -201,9 +220,6 @@ impl Constraints {
             row.iter_mut().zip(allowed).for_each(|(word, allowed)| *word &= allowed);
             if row.iter().all(|&word| word == 0) {
                 allow(row, self.vocabulary.eos());
-                if std::mem::replace(&mut answer.stuck, true) {
-                    return filled;
-                }
                 let message = "allowed_token_ids holds no token with which the grammar can go on";
                 return filled.and(Err(message.to_owned()));
             }
@@ -222,6 +238,9 @@ impl Constraints {
         let mut failed = Vec::new();
         for (index, (request, answer, token)) in drawn.into_iter().enumerate() {
             let Some((request, mut answer)) = self.answer(request, answer) else { continue };
+            if request.failed.load(Ordering::Relaxed) {
+                continue;
+            }
             let window = request.bad_words.window;
             if window > 0 {
                 if answer.recent.len() == window {
@@ -232,6 +251,7 @@ impl Constraints {
             if let Some(matcher) = &mut answer.matcher
                 && let Err(message) = matcher.advance(token)
             {
+                request.failed.store(true, Ordering::Relaxed);
                 failed.push((index, message));
             }
         }

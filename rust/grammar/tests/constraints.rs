@@ -64,6 +64,26 @@ fn one_answer_that_fails_leaves_the_others_alone() {
     assert_eq!(fill(&constraints, &keys), (vec![vec![END]; 3], vec![]), "told of once");
 }
 
+/// To meet a limit may take long, and the request ends at the first: the others do not meet it again.
+#[test]
+fn answers_of_a_request_that_failed_are_not_followed() {
+    let vocabulary = vocabulary();
+    let mut constraints = Constraints::new(vocabulary.clone());
+    let allowed = Some(vec![B]);
+    constraints.add(1, 50, Rules { allowed, ..rules(&vocabulary, "ac?") }).unwrap();
+    constraints.add(2, 2, rules(&vocabulary, "a")).unwrap();
+    let mut keys: Vec<_> = (0..50).map(|answer| (1, answer)).collect();
+    keys.push((2, 0));
+    let mut rows = vec![0; keys.len() * 2];
+    let one_by_one = |items: usize, body: &(dyn Fn(usize) + Sync)| (0..items).for_each(body);
+    let failed = constraints.fill(&keys, &mut rows, 2, one_by_one);
+    assert_eq!(failed.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0]);
+    assert!(rows[..100].chunks(2).all(|row| row == [0, 1 << (END - 32)]));
+    assert_eq!(rows[100..], [1 << A, 0]);
+    let failed = constraints.advance([(2, 0, B), (1, 0, C), (2, 1, B)]);
+    assert_eq!(failed.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0]);
+}
+
 #[test]
 fn a_token_that_was_not_allowed_is_told_of() {
     let vocabulary = vocabulary();
