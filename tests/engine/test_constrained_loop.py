@@ -48,8 +48,15 @@ class Recorder(FakeRunner):
         super().__init__(type(info)(**{**as_dict(info), "eos_token_ids": (EOS,)}))
         self.events: list[tuple[str, int, int]] = []
 
+    def attach(self, core: Any) -> None:
+        super().attach(core)
+        self._core = core
+
     def launch(self, plan: Any) -> Any:
         self.events.append(("launch", plan.step, plan.num_masks))
+        # As runners do that count tokens for penalties.
+        for slot in self._views[plan.arena]["param_slots"][: plan.num_param_updates].tolist():
+            assert self._core.history(slot)
         handle, events = super().launch(plan), self.events
 
         class Noted:
@@ -228,8 +235,8 @@ class Failing:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("where", ["fill", "advance"])
-def test_an_answer_that_cannot_be_followed_ends_its_request_alone(where: str, overlap: bool) -> None:
+@pytest.mark.parametrize(("where", "at"), [("fill", 4), ("fill", 1), ("advance", 4)])
+def test_an_answer_that_cannot_be_followed_ends_its_request_alone(where: str, at: int, overlap: bool) -> None:
     def drive(fail: bool) -> tuple[dict[int, RequestState], list[tuple[int, InvalidRequest]]]:
         loop = make_loop(overlap=overlap)
         held = SamplingParams(max_tokens=60, structured_outputs={"regex": "[a-z]{20}"})
@@ -237,7 +244,7 @@ def test_an_answer_that_cannot_be_followed_ends_its_request_alone(where: str, ov
         states[5] = add(loop, 5, [5], SamplingParams(max_tokens=40, ignore_eos=True))
         failures = []
         if fail:
-            loop.constraints._followed = Failing(loop.constraints._followed, 3, 4, where)  # type: ignore[assignment]
+            loop.constraints._followed = Failing(loop.constraints._followed, 3, at, where)  # type: ignore[assignment]
         while loop.has_work():
             outputs = loop.step()
             if outputs is not None:
@@ -256,7 +263,7 @@ def test_an_answer_that_cannot_be_followed_ends_its_request_alone(where: str, ov
     assert error.field == "structured_outputs"
     assert "too many states" in str(error)
     assert states[3].num_unfinished == 1
-    assert len(states[3].output().outputs[0].token_ids) == (3 if where == "fill" else 4)
+    assert len(states[3].output().outputs[0].token_ids) == (at - 1 if where == "fill" else at)
     for number in (1, 2, 4, 5):
         assert states[number].output().outputs == expected[number].output().outputs
 

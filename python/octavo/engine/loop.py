@@ -115,10 +115,11 @@ class EngineLoop:
             return False
         planned_at = time.monotonic()
         self._sizes.add(plan.num_tokens)
-        if plan.num_masks:
-            self._fill_masks(plan)
+        failures = self._fill_masks(plan) if plan.num_masks else []
         pulse.enter(Phase.LAUNCH)
         self._open.append((plan.step, self.runner.launch(plan), planned_at))
+        # Only now: a launch may ask the core about all rows of its plan. What those that failed draw is dropped.
+        self._fail(failures)
         return True
 
     def _commit(self) -> StepOutputs:
@@ -136,11 +137,9 @@ class EngineLoop:
         pulse.count_step()
         return outputs
 
-    def _fill_masks(self, plan: StepPlan) -> None:
+    def _fill_masks(self, plan: StepPlan) -> list[Failure]:
         self._masked_step = plan.step
-        failures = self.constraints.fill(self.core.masked(), self.runner.masks[plan.arena])
-        # Their rows are launched with the others; what they draw is dropped.
-        self._fail(failures)
+        return self.constraints.fill(self.core.masked(), self.runner.masks[plan.arena])
 
     def _fail(self, failures: list[Failure]) -> None:
         for request_id, _ in failures:
