@@ -211,7 +211,8 @@ class LineHandler(logging.Handler):
             line = self.format(record)
         except Exception:
             # A message and arguments that do not fit each other: a fault, but no request's.
-            line = f"a log line could not be made, from {record.pathname}:{record.lineno}"
+            message = f"a log line could not be made, from {record.pathname}:{record.lineno}"
+            line = self.format(logging.LogRecord(record.name, logging.ERROR, "", 0, message, None, None))
         self._lines.put(line)
 
     def flush(self) -> None:

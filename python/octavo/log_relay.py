@@ -23,7 +23,9 @@ _READ_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 18
 _MAX_PLAIN_BYTES = 8000
 # A crash's report comes in many writes, and is to be one line.
-_GATHER_S = 0.1
+_GATHER_MS = 100
+# Of a child that has ended; a process of its own may hold its standard error open for longer.
+_LAST_WORDS_S = 1.0
 
 
 class StandardError:
@@ -35,6 +37,7 @@ class StandardError:
 
     def __init__(self, reading: int | None, descriptor: int) -> None:
         self._reading = reading
+        self._thread: threading.Thread | None = None
         self.descriptor = descriptor
 
     def started(self, process: str, pid: int) -> None:
@@ -48,7 +51,13 @@ class StandardError:
             return
         os.close(self.descriptor)
         relay = _Relay(self._reading, {"process": process, "pid": pid})
-        threading.Thread(target=relay.run, name=f"octavo-log-{process}", daemon=True).start()
+        self._thread = threading.Thread(target=relay.run, name=f"octavo-log-{process}", daemon=True)
+        self._thread.start()
+
+    def ended(self, seconds: float = _LAST_WORDS_S) -> None:
+        """The child has ended: wait until what it said last is in the log, or so long. Blocks."""
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     def abandoned(self) -> None:
         """There is no child."""
@@ -74,9 +83,12 @@ class _Relay:
 
     def run(self) -> None:
         rest = b""
+        # `select` takes no descriptor above 1023, and a server has thousands of connections.
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
         try:
             while True:
-                if self._plain and not select.select([self._descriptor], [], [], _GATHER_S)[0]:
+                if self._plain and not poll.poll(_GATHER_MS):
                     self._say()
                 data = os.read(self._descriptor, _READ_BYTES)
                 if not data:

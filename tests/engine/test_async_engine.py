@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
+import os
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 from engine_fakes import COMMAND, fake_config, text_of
 from octavo.engine.async_engine import AsyncEngine
@@ -18,6 +23,7 @@ from octavo.errors import (
     InvalidRequest,
     ModelNotFound,
 )
+from octavo.log_format import configure
 from octavo.sampling_params import SamplingParams
 
 LONG = SamplingParams(max_tokens=None, ignore_eos=True)
@@ -202,6 +208,45 @@ def test_refused_models_raise_the_workers_own_error(run: Callable[..., Any]) -> 
             await AsyncEngine.start(fake_config(), worker_command=["/bin/sh", "-c", "exit 3"])
 
     run(main())
+
+
+def test_a_process_that_may_open_no_more_files_is_told_so_and_leaks_none(run: Callable[..., Any]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    # With JSON lines there is one pipe more.
+    logs = configure("json")
+    own = psutil.Process()
+
+    async def main() -> None:
+        outcomes = []
+        before = own.num_fds()
+        first = os.dup(2)
+        os.close(first)
+        for spare in range(0, 40, 2):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (first + spare, hard))
+            try:
+                engine = await AsyncEngine.start(fake_config(), worker_command=COMMAND)
+            except EngineDead as error:
+                outcomes.append(str(error))
+            else:
+                outcomes.append("")
+                await engine.close()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            # A worker's pulse goes with the engine.
+            gc.collect()
+            assert own.num_fds() <= before + 1
+        assert "Too many open files" in outcomes[0]
+        assert outcomes[-1] == ""
+        assert len(outcomes) - outcomes.count("") > 3
+
+    try:
+        run(main())
+    finally:
+        root.removeHandler(logs)
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def test_closing_ends_streams_and_later_calls(fake_engine: Any, run: Callable[..., Any]) -> None:

@@ -293,14 +293,18 @@ def test_a_reader_that_stands_still_holds_nobody_up() -> None:
         os.close(end)
 
 
-def test_a_message_that_does_not_fit_its_arguments_hurts_nobody(tmp_path: Path) -> None:
+def test_a_line_that_cannot_be_made_hurts_nobody_and_is_a_line_all_the_same(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     handler = LineHandler(descriptor)
     handler.setFormatter(JsonFormatter())
     handler.emit(record("%d", "no number"))
+    handler.emit(record("a value that is none of JSON's", field=object()))
     handler.flush()
     os.close(descriptor)
-    assert "could not be made" in (tmp_path / "log").read_text()
+    made = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    place = f"{__file__}:1"
+    assert [line["msg"] for line in made] == [f"a log line could not be made, from {place}"] * 2
+    assert {(line["level"], line["logger"]) for line in made} == {("error", "octavo.test")}
 
 
 @pytest.mark.parametrize("form", ["json", "console"])

@@ -143,6 +143,25 @@ def test_a_crash_of_the_engine_is_told_in_json_too() -> None:
     assert (crash["process"], crash["pid"]) == ("engine", worker.pid)
 
 
+def test_a_crash_of_an_api_process_is_told_in_json_too() -> None:
+    with serving("--api-processes", "2") as (process, log, client):
+
+        def is_up() -> bool:
+            with httpx.Client(base_url=client.base_url, timeout=30) as other:
+                return ask(other).status_code == 200 and '"process":"api-1"' in log.text
+
+        # Connections are spread.
+        wait_for(is_up)
+        (child,) = (
+            one for one in psutil.Process(process.pid).children() if "octavo.cli.api_process" in " ".join(one.cmdline())
+        )
+        child.send_signal(signal.SIGSEGV)
+        wait_for(lambda: "API process 1 ended (-11)" in log.text)
+    (crash,) = [line for line in log.lines if line["logger"] == "octavo.output"]
+    assert crash["msg"].startswith("Fatal Python error: Segmentation fault\n")
+    assert (crash["process"], crash["pid"]) == ("api-1", child.pid)
+
+
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import functools
 import logging
 import os
@@ -181,6 +182,7 @@ async def _run(listener: socket.socket, talk_socket: socket.socket, asks: socket
 
 def main() -> int:
     """The process."""
+    faulthandler.enable()
     parser = argparse.ArgumentParser(prog="octavo.cli.api_process", description="Started by Octavo's own processes.")
     for name in ("listener", "talk", "asks", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)

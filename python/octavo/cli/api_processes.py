@@ -20,6 +20,7 @@ from octavo.config import EngineConfig
 from octavo.engine.protocol import ErrorRecord
 from octavo.engine.supervisor import SupervisedEngine
 from octavo.errors import EngineDead, OctavoError
+from octavo.log_relay import StandardError, relayed
 from octavo.server.siblings import Talk, TalkEnded, merge_metrics
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class _Child:
         self.number = number
         self.listener = listener
         self.process: asyncio.subprocess.Process | None = None
+        self.output: StandardError | None = None
         self.talk: Talk | None = None
         self.asks: socket.socket | None = None
 
@@ -148,6 +150,8 @@ class ApiProcesses:
                 if child.process.returncode is None:
                     child.process.kill()
                     await child.process.wait()
+            if child.output is not None:
+                await asyncio.to_thread(child.output.ended)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -187,37 +191,49 @@ class ApiProcesses:
         failures = 0
         while True:
             began = time.monotonic()
-            code = await self._run(child)
+            try:
+                how: object = await self._run(child)
+            except OSError as error:
+                how = error
             if self._ending:
                 return
             failures = 1 if time.monotonic() - began >= _STABLE_S else failures + 1
             delay = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(failures - 1, 16))
-            _LOG.error("API process %d ended (%s); it is started again in %.1f s", child.number, code, delay)
+            _LOG.error("API process %d ended (%s); it is started again in %.1f s", child.number, how, delay)
             await asyncio.sleep(delay)
 
     async def _run(self, child: _Child) -> int:
         """Start a child and wait for its end; its exit code."""
-        ours, theirs = socket.socketpair()
-        child.asks, asks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        child.asks.setblocking(False)
-        descriptors = (child.listener.fileno(), theirs.fileno(), asks.fileno())
-        names = ("--listener", "--talk", "--asks")
-        arguments = [part for name, number in zip(names, descriptors, strict=True) for part in (name, str(number))]
-        try:
-            child.process = await asyncio.create_subprocess_exec(
+        child.output = output = relayed()
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            ours.callback(output.abandoned)
+            talk, their_talk = socket.socketpair()
+            ours.enter_context(talk), theirs.enter_context(their_talk)
+            child.asks, their_asks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.enter_context(child.asks), theirs.enter_context(their_asks)
+            child.asks.setblocking(False)
+            descriptors = (child.listener.fileno(), their_talk.fileno(), their_asks.fileno())
+            names = ("--listener", "--talk", "--asks")
+            arguments = [part for name, number in zip(names, descriptors, strict=True) for part in (name, str(number))]
+            child.process = process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "octavo.cli.api_process", "--parent", str(os.getpid()), *arguments,
-                pass_fds=descriptors, stdin=asyncio.subprocess.DEVNULL, stdout=2, start_new_session=True,
+                pass_fds=descriptors, stdin=asyncio.subprocess.DEVNULL, stdout=output.descriptor,
+                stderr=output.descriptor, start_new_session=True,
             )  # fmt: skip
-        finally:
-            theirs.close()
-            asks.close()
+            ours.pop_all()
+        output.started(f"api-{child.number}", process.pid)
+        if self._ending:
+            # The signal came while it was being started.
+            process.terminate()
         loop = asyncio.get_running_loop()
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        reader, writer = await asyncio.open_unix_connection(sock=talk)
         child.talk = Talk(reader, writer, functools.partial(self._answer, child))
         loop.add_reader(child.asks, self._take_ask, child.asks)
         talking = loop.create_task(child.talk.run())
         try:
-            return await child.process.wait()
+            code = await process.wait()
+            await asyncio.to_thread(output.ended)
+            return code
         finally:
             loop.remove_reader(child.asks)
             child.asks.close()

@@ -101,8 +101,10 @@ class Connection:
     def flush(self, timeout: float) -> None:
         """Wait until everything is sent, at most so many seconds."""
         deadline = time.monotonic() + timeout
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
         while self._pending and (left := deadline - time.monotonic()) > 0:
-            select.select([], [self._socket], [], left)
+            poll.poll(1000 * left)
             self._flush()
 
     def _receive(self) -> list[Any]:

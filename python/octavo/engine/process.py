@@ -46,27 +46,28 @@ class WorkerProcess:
     """
 
     def __init__(self, command: Sequence[str] = WORKER_COMMAND, *, on_exit: Callable[[], None] | None = None) -> None:
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._invitations, invitations = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.pulse, pulse = Pulse.create()
         self._started = threading.Event()
         self._ended = threading.Event()
         self._error: OSError | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._on_exit = on_exit
-        descriptors = {"--fd": theirs.fileno(), "--pulse": pulse, "--invitations": invitations.fileno()}
-        thread = threading.Thread(
-            target=self._run, args=(list(command), descriptors), name="octavo-worker-watch", daemon=True
-        )
-        thread.start()
-        self._started.wait()
-        theirs.close()
-        invitations.close()
-        os.close(pulse)
-        if self._process is None:
-            self.socket.close()
-            self._invitations.close()
-            raise EngineDead(f"the engine process cannot be started: {self._error}")
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            try:
+                self.socket, own_socket = _pair(socket.SOCK_STREAM, ours, theirs)
+                self._invitations, invitations = _pair(socket.SOCK_SEQPACKET, ours, theirs)
+                self.pulse, pulse = Pulse.create()
+            except OSError as error:
+                raise _cannot_start(error) from None
+            theirs.callback(os.close, pulse)
+            descriptors = {"--fd": own_socket.fileno(), "--pulse": pulse, "--invitations": invitations.fileno()}
+            thread = threading.Thread(
+                target=self._run, args=(list(command), descriptors), name="octavo-worker-watch", daemon=True
+            )
+            thread.start()
+            self._started.wait()
+            if self._error is not None:
+                raise _cannot_start(self._error)
+            ours.pop_all()
 
     @property
     def pid(self) -> int:
@@ -97,8 +98,9 @@ class WorkerProcess:
             arguments += [option, str(descriptor)]
         # The worker inherits it: a Ctrl-C in the terminal must not reach it before it can say that it ignores it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        output = relayed()
+        output = None
         try:
+            output = relayed()
             # Standard output belongs to the program; what the worker prints goes to the log.
             # In a session of its own: signals to this process's group (`timeout`, Ctrl-Z, `kill %1`) are for this
             # process, which may have answers to finish.
@@ -113,11 +115,13 @@ class WorkerProcess:
             output.started("engine", self._process.pid)
         except OSError as error:
             self._error = error
-            output.abandoned()
+            if output is not None:
+                output.abandoned()
             return
         finally:
             self._started.set()
         self._process.wait()
+        output.ended()
         self._ended.set()
         self._invitations.close()
         if self._on_exit is not None:
@@ -156,6 +160,18 @@ class WorkerProcess:
             except ValueError:
                 return f"the engine process was killed by signal {-code}"
         return f"the engine process ended with exit code {code}"
+
+
+def _pair(
+    kind: socket.SocketKind, ours: contextlib.ExitStack, theirs: contextlib.ExitStack
+) -> tuple[socket.socket, socket.socket]:
+    """Two ends, one to be closed with each of the stacks."""
+    one, other = socket.socketpair(socket.AF_UNIX, kind)
+    return ours.enter_context(one), theirs.enter_context(other)
+
+
+def _cannot_start(error: OSError) -> EngineDead:
+    return EngineDead(f"the engine process cannot be started: {error}")
 
 
 def die_with(parent: int) -> None:

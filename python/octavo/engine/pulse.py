@@ -58,8 +58,12 @@ class Pulse:
     def create() -> tuple[Pulse, int]:
         """A page to share, and the descriptor that a process which inherits it opens it by."""
         descriptor = os.memfd_create("octavo-pulse")
-        os.ftruncate(descriptor, _PAGE_BYTES)
-        return Pulse(descriptor), descriptor
+        try:
+            os.ftruncate(descriptor, _PAGE_BYTES)
+            return Pulse(descriptor), descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     def enter(self, phase: Phase) -> None:
         """Note that a phase begins, and how long the one before took."""
