@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -334,3 +336,30 @@ def test_bodies_of_pages_and_of_any_size_are_refused(server: Routed) -> None:
     large = httpx.post(f"{server.admin_url}/admin/models/unload", content=b" " * (2 << 20), headers=headers)
     assert large.status_code == 413
     assert server.engines.open == ["m@v1"]
+
+
+@pytest.mark.parametrize("weight", ["1" + "0" * 400, "-1", "null", "true"])
+def test_a_weight_is_a_number_that_can_be_reckoned_with(server: Routed, weight: str) -> None:
+    refused = server.http.put(
+        f"{server.admin_url}/admin/aliases/both",
+        content=f'{{"m@v1": {weight}, "slow": 1}}',
+        headers={"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json"},
+    )
+    assert refused.status_code == 400
+    assert "give a number from 0 up" in refused.json()["error"]["message"]
+    assert len(refused.text) < 500
+
+
+def test_who_leaves_amid_a_command_is_no_fault_of_the_servers(server: Routed, caplog: pytest.LogCaptureFixture) -> None:
+    port = int(server.admin_url.rpartition(":")[2])
+    head = f"host: localhost\r\nauthorization: Bearer {ADMIN_KEY}\r\ncontent-type: application/json\r\n"
+    with caplog.at_level(logging.INFO):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(f"POST /admin/models/load HTTP/1.1\r\n{head}content-length: 100\r\n\r\n{{".encode())
+        deadline = time.monotonic() + 10
+        while not (told := [record for record in caplog.records if record.name == "octavo.access"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    (record,) = told
+    assert (record.fields["status"], record.fields["disconnected"]) == (499, True)  # type: ignore[attr-defined]
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -23,6 +24,7 @@ import httpx
 import psutil
 import pytest
 from octavo.cli import announce
+from octavo.server.state import ServerState
 from serve_log import ServeLog
 
 SECRET = "my secret prompt"
@@ -128,6 +130,29 @@ def test_the_end_counts_what_finished_and_what_was_cut_short() -> None:
     stopped = log.wait_for("stopped")
     assert (stopped["finished"], stopped["aborted"]) == (2, 1)
     assert 0.9 < stopped["seconds"] < 10
+
+
+def test_an_answer_that_was_read_is_over_for_a_signal_that_follows() -> None:
+    async def main() -> None:
+        state = ServerState()
+        loop = asyncio.get_running_loop()
+        seen: asyncio.Future[tuple[int, int]] = loop.create_future()
+
+        def signal_comes() -> None:
+            seen.set_result((state.num_running, state.num_ended))
+
+        async def answers() -> None:
+            await asyncio.sleep(0)
+            # The last bytes leave when this turn of the loop ends; whoever has read them sends the signal.
+            loop.call_soon(loop.call_soon, signal_comes)
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        assert await state.run(answers(), receive)
+        assert await seen == (0, 1)
+
+    asyncio.run(main())
 
 
 def test_a_crash_of_the_engine_is_told_in_json_too() -> None:

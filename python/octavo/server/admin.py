@@ -24,7 +24,7 @@ from octavo.server.auth import Gate, Identity, KeyRing
 from octavo.server.entry import ModelEntry
 from octavo.server.errors import ServerStopping, describe
 from octavo.server.hosts import HostCheck, allowed_hosts
-from octavo.server.http import ClientGone, read_body
+from octavo.server.http import ClientGone, Receive, Scope, Send, read_body
 from octavo.server.observe import observed
 from octavo.server.openapi import document
 from octavo.server.operations import Operation
@@ -97,6 +97,13 @@ def _failure(error: Exception, request: Request) -> Response:
     return json_response(payload, status, headers)
 
 
+class _NoAnswer(Response):
+    """To a client that has gone."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send nothing."""
+
+
 def _answering(
     work: Callable[[Request], Awaitable[Response]], state: ServerState
 ) -> Callable[[Request], Awaitable[Response]]:
@@ -111,8 +118,11 @@ def _answering(
             if not task.done():
                 raise ServerStopping("The server is shutting down; this was not waited for.")
             return task.result()
-        except (HTTPException, ClientGone):
+        except HTTPException:
             raise
+        except ClientGone:
+            context_of(request.scope).disconnected = True
+            return _NoAnswer()
         except Exception as error:
             return _failure(error, request)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import sys
 from collections.abc import Iterable, Mapping
 
 from octavo.errors import ConfigError
@@ -13,6 +14,7 @@ __all__ = ["Alias", "check_name", "parse_aliases"]
 
 _MAX_NAME = 512
 _MAX_TARGETS = 64
+_MAX_WEIGHT = sys.float_info.max
 
 
 def check_name(name: str, field: str) -> str:
@@ -44,8 +46,11 @@ class Alias:
         if not weights or len(weights) > _MAX_TARGETS:
             raise ConfigError(f"aliases.{name}: {len(weights)} models; name 1 to {_MAX_TARGETS}")
         for target, weight in weights.items():
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-                raise ConfigError(f"aliases.{name}: {target!r} has the weight {weight!r}; give a number from 0 up")
+            # JSON's and TOML's whole numbers have no end.
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= _MAX_WEIGHT:
+                raise ConfigError(
+                    f"aliases.{name}: {target!r} has the weight {weight!r:.40}; give a number from 0 up"
+                )
         if not any(weights.values()):
             raise ConfigError(f"aliases.{name}: all weights are 0; give one model more")
         self.name = name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Sequence
 from weakref import WeakKeyDictionary
 
@@ -171,20 +172,22 @@ class ServerState:
         Returns:
             False when the client left first and the work was cancelled.
         """
-        counts = not self._stopping
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(wait_gone(receive))
         self._running.add(task)
+        # Before whoever reads the answer's end can say anything: it is over when a signal comes then.
+        task.add_done_callback(functools.partial(self._over, counts=not self._stopping))
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
             stayed = task.done()
         finally:
-            self._running.discard(task)
-            self.num_ended += counts
-            if not self._running:
-                self._quiet.set()
-            if not task.done():
-                task.cancel()
+            task.cancel()
             gone.cancel()
             await asyncio.gather(task, gone, return_exceptions=True)
         return stayed
+
+    def _over(self, task: asyncio.Future[None], *, counts: bool) -> None:
+        self._running.discard(task)
+        self.num_ended += counts
+        if not self._running:
+            self._quiet.set()
