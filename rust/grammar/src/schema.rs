@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::error::Error;
 use crate::numbers::{check_divisors, make_exact};
@@ -20,6 +20,9 @@ const MAX_DIVISOR: f64 = 100_000.0;
 const MAX_PROPERTIES: usize = 2000;
 const MAX_PATTERNS: usize = 100;
 
+/// Properties of one object that may be left out: each adds four to the ways to go on, of which the library follows 2,000.
+const MAX_OPTIONAL: usize = 450;
+
 /// Patterns that one text may have to match at once. The lexer's states are sets of places in all of them, and are met
 /// before any limit of the library's counts.
 pub(crate) const MAX_AT_ONCE: usize = 10;
@@ -28,7 +31,7 @@ pub(crate) const MAX_AT_ONCE: usize = 10;
 pub(crate) fn check_schema(schema: Value) -> Result<Value, Error> {
     let mut schema = match schema {
         Value::Object(schema) => schema,
-        Value::Bool(true) => serde_json::Map::new(),
+        Value::Bool(true) => Map::new(),
         Value::Bool(false) => {
             return Err(Error::specification("the JSON schema is false, which no text satisfies"));
         }
@@ -64,6 +67,13 @@ pub(crate) fn check_size(schema: &Value) -> Result<(), Error> {
                     ("patternProperties", MAX_PATTERNS),
                 ] {
                     check_count(name, map.get(name), most)?;
+                }
+                let optional = optional(map);
+                if optional > MAX_OPTIONAL {
+                    return Err(Error::specification(format!(
+                        "the JSON schema has an object with {optional} properties that are not \"required\"; \
+                         {MAX_OPTIONAL} are the most"
+                    )));
                 }
                 if let Some(divisor) = map.get("multipleOf").and_then(Value::as_f64) {
                     check_divisor(divisor)?;
@@ -130,6 +140,16 @@ fn at_once<'a>(root: &'a Value, schema: &'a Value, known: &mut BTreeMap<&'a str,
         }
     }
     sum.saturating_add(most)
+}
+
+/// How many properties of an object may be left out.
+fn optional(map: &Map<String, Value>) -> usize {
+    let Some(Value::Object(properties)) = map.get("properties") else { return 0 };
+    let required: BTreeSet<&str> = match map.get("required") {
+        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
+        _ => BTreeSet::new(),
+    };
+    properties.keys().filter(|name| !required.contains(name.as_str())).count()
 }
 
 fn check_count(name: &str, value: Option<&Value>, most: usize) -> Result<(), Error> {
