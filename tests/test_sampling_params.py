@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import msgspec
+import pydantic
 import pytest
 from octavo import SamplingParams
 from octavo.errors import InvalidRequest
@@ -58,6 +59,15 @@ def test_bad_values_are_refused_by_field(field: str, values: list[Any]) -> None:
         with pytest.raises(InvalidRequest, match=field) as caught:
             SamplingParams(**{field: value})
         assert caught.value.field == field, value
+
+
+def test_a_class_where_its_schema_belongs() -> None:
+    class Person(pydantic.BaseModel):
+        name: str
+
+    with pytest.raises(InvalidRequest, match="such as a pydantic class's model_json_schema"):
+        SamplingParams(structured_outputs={"json": Person})
+    assert SamplingParams(structured_outputs={"json": Person.model_json_schema()}).structured_outputs
 
 
 @pytest.mark.parametrize(

@@ -183,11 +183,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         field = "structured_outputs"
         known = ", ".join(_OUTPUTS)
         if not isinstance(outputs, dict) or len(outputs) != 1 or next(iter(outputs)) not in _OUTPUTS:
-            raise _refuse(field, outputs, f"is not an object with one of {known}")
+            raise _refuse(field, outputs, f"is not an object with exactly one of {known}")
         ((kind, value),) = outputs.items()
         if kind == "json":
             if not isinstance(value, dict | bool | str):
-                raise _refuse(field, value, "is no JSON schema; give an object, or its text")
+                raise _refuse(
+                    field,
+                    value,
+                    "is no JSON schema; give an object, such as a pydantic class's model_json_schema(), or its text",
+                )
         elif kind == "json_object":
             if value is not True:
                 raise _refuse(field, value, "is not True, the one value of json_object")

@@ -83,6 +83,12 @@ def test_version_and_help() -> None:
     assert "--max-num-batched-tokens" in octavo("serve", "--help").stdout
 
 
+def test_without_a_command_it_shows_the_help() -> None:
+    done = octavo()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.rstrip() == octavo("--help").stdout.rstrip()
+
+
 def test_help_of_bench_names_the_workloads() -> None:
     from octavo.bench.command import BENCHES
 

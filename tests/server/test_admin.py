@@ -146,6 +146,7 @@ def test_aliases(server: Routed) -> None:
     [
         ("load", {}, 400, "model"),
         ("load", {"model": "nothing"}, 404, "`nothing` does not exist"),
+        ("load", {"model": "nothing"}, 404, "To load a new one, give its path."),
         ("load", {"model": 3}, 400, "model"),
         ("load", {"model": "x", "engine": {"max_num_seqs": 3}}, 400, "give its `path` too"),
         ("load", {"model": "x", "path": "x", "engine": {"max_num_sqs": 3}}, 400, "max_num_sqs: there is no such"),

@@ -207,7 +207,16 @@ def test_stream_bytes(server: Running) -> None:
 def test_wrong_routes_and_methods(server: Running) -> None:
     status, body = request(server, "GET", "/v1/nothing")
     assert status == 404
-    assert json.loads(body)["error"]["code"] == "not_found"
+    error = json.loads(body)["error"]
+    assert (error["code"], error["message"]) == ("not_found", "There is nothing at /v1/nothing.")
+    for path, text in (
+        ("/chat/completions", "There is nothing at /chat/completions; did you mean /v1/chat/completions?"),
+        ("/v1/v1/completions", "There is nothing at /v1/v1/completions; did you mean /v1/completions?"),
+        ("/v1/", "There is nothing at /v1/."),
+        ("/v1/embeddings", "There is nothing at /v1/embeddings: this server makes no embeddings."),
+    ):
+        status, body = request(server, "POST", path, b"{}")
+        assert (status, json.loads(body)["error"]["message"]) == (404, text)
     status, body = request(server, "GET", "/v1/chat/completions")
     assert status == 405
     assert json.loads(body)["error"]["code"] == "method_not_allowed"

@@ -172,6 +172,13 @@ def test_every_way_to_say_it(server: Running, path: str, fields: dict[str, Any],
             assert Order.model_validate_json(text) if pattern is None else re.fullmatch(pattern, text), text
 
 
+def test_an_object_is_closed_by_its_schema(server: Running) -> None:
+    outputs = {"json": SCHEMA, "disable_additional_properties": True}
+    refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Order", "structured_outputs": outputs})
+    assert refused.status_code == 400
+    assert 'write "additionalProperties": false into the schema' in refused.json()["error"]["message"]
+
+
 def test_several_prompts(client: openai.OpenAI) -> None:
     extra = {"guided_regex": "[ab]{3}", "best_of": 3, "echo": True}
     done = client.completions.create(model="fake", prompt=["One", "Two"], n=2, extra_body=extra)

@@ -62,6 +62,10 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if type(error).__name__ == "Abort":
             return 130
+        if type(error).__name__ == "NoArgsIsHelpError":
+            # No command at all: its message is the whole help, to be read as it is laid out.
+            print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined] # noqa: T201
+            return _USAGE
         lines, code = _explain(error, arguments)
         if serves and _logs_json(arguments):
             _log(lines, code, error if _debugging() else None)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from octavo.errors import ConfigError, InvalidRequest, ModelError, NotEnoughMemory
+from octavo.errors import ConfigError, InvalidRequest, ModelError, ModelNotServed, NotEnoughMemory
 from octavo.server.admin_bodies import LoadBody, SwapBody, UnloadBody, decode_command, decode_json, decode_object
 from octavo.server.aliases import parse_aliases
 from octavo.server.app import http_exception
@@ -177,7 +177,10 @@ class _Admin:
         self._check_loads()
         config = body.config()
         if config is None:
-            entry = self._registry.find(body.model)
+            try:
+                entry = self._registry.find(body.model)
+            except ModelNotServed as error:
+                raise ModelNotServed(f"{error} To load a new one, give its path.", "model") from None
             if body.pinned is not None:
                 entry.pinned = body.pinned
             if body.keep_alive is not None:

@@ -95,10 +95,10 @@ class CountTokensRequest(RequestBody, kw_only=True):
         if not self.messages:
             raise InvalidRequest("messages: is empty; give one message or more", "messages")
         if self.tools and (self.tool_choice or {}).get("type") != "none":
-            raise unsupported(
+            raise InvalidRequest(
+                "tools: are not supported, for this server writes no tool calls; leave them out, or send tool_choice: "
+                '{"type": "none"} for an answer in text',
                 "tools",
-                f"{len(self.tools)} tools",
-                'this server writes no tool calls; tool_choice: {"type": "none"} answers in text',
             )
 
     def conversation(self) -> list[dict[str, Any]]:

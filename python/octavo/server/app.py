@@ -31,11 +31,21 @@ __all__ = ["create_app", "http_exception"]
 _MODULES = (anthropic, chat, completions, docs, health, observe, ollama, openapi, reads, responses, tgi, tokens)
 
 
+def _nothing_at(path: str, known: set[str]) -> str:
+    """What to say of a path without a route: mostly a client's base_url lacks `/v1`, or has it twice."""
+    if path.endswith(("/embeddings", "/embed")):
+        return f"There is nothing at {path}: this server makes no embeddings."
+    for meant in (f"/v1{path}", path.removeprefix("/v1")):
+        if meant in known - {"", "/", path}:
+            return f"There is nothing at {path}; did you mean {meant}?"
+    return f"There is nothing at {path}."
+
+
 async def http_exception(request: Request, error: Exception) -> Response:
     """What is answered where there is no route, or not for the method: an error object as everywhere."""
     assert isinstance(error, HTTPException)
     texts = {
-        404: f"There is nothing at {request.url.path}.",
+        404: _nothing_at(request.url.path, {getattr(route, "path", "") for route in request.app.routes}),
         405: f"The method {request.method} is not allowed at {request.url.path}.",
     }
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)

@@ -319,10 +319,10 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
         if not self.tools:
             raise InvalidRequest("tools: is an empty list; give one tool or more, or leave it out", "tools")
         if self.tool_choice != "none":
-            raise unsupported(
+            raise InvalidRequest(
+                "tools: are not supported, for this server writes no tool calls; leave them out, or send tool_choice: "
+                '"none" for an answer in text',
                 "tools",
-                f"{len(self.tools)} tools",
-                'this server writes no tool calls; tool_choice: "none" answers in text',
             )
 
     @property
