@@ -18,7 +18,7 @@ const BOUNDS: [(&str, bool); 4] = [
 ];
 
 /// Keywords whose value has names of the user's own, a schema each.
-const NAMED: [&str; 5] =
+pub(crate) const NAMED: [&str; 5] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
 
 /// Move bounds inwards to what is exact; refuse constants that are not.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use crate::error::Error;
-use crate::numbers::{check_divisors, make_exact};
+use crate::numbers::{NAMED, check_divisors, make_exact};
 
 /// What may stand between two parts of a JSON text: blanks, or one line break and the next line's indentation.
 const WHITESPACE: &str = r"[ \t]{1,64}|\r?\n[ \t]{0,64}";
@@ -48,6 +48,9 @@ pub(crate) fn check_schema(schema: Value) -> Result<Value, Error> {
     let mut schema = Value::Object(schema);
     check_size(&schema)?;
     make_exact(&mut schema)?;
+    if !mentions(&schema, "patternProperties") {
+        keep_names_apart(&mut schema);
+    }
     Ok(schema)
 }
 
@@ -140,6 +143,45 @@ fn at_once<'a>(root: &'a Value, schema: &'a Value, known: &mut BTreeMap<&'a str,
         }
     }
     sum.saturating_add(most)
+}
+
+/// Have names that are not the schema's own written without escapes that they do not need.
+///
+/// The library compares names as they are written, so `"\u0061"` would be one more name beside `"a"`, of any value. It
+/// allows few escapes where a name matches a pattern.
+fn keep_names_apart(schema: &mut Value) {
+    let map = match schema {
+        Value::Array(items) => return items.iter_mut().for_each(keep_names_apart),
+        Value::Object(map) => map,
+        _ => return,
+    };
+    for (key, value) in map.iter_mut() {
+        match value {
+            _ if ["const", "enum", "default", "examples"].contains(&key.as_str()) => {}
+            Value::Object(named) if NAMED.contains(&key.as_str()) => {
+                named.values_mut().for_each(keep_names_apart);
+            }
+            _ => keep_names_apart(value),
+        }
+    }
+    let has_names = map.contains_key("properties") || map.contains_key("required");
+    let is_open =
+        map.get("additionalProperties").is_none_or(|more| *more == true || *more == json!({}));
+    if has_names && is_open {
+        map.insert("patternProperties".to_owned(), json!({"": {}}));
+        map.insert("additionalProperties".to_owned(), Value::Bool(false));
+    }
+}
+
+/// Whether a key of that name is anywhere in a schema.
+fn mentions(schema: &Value, name: &str) -> bool {
+    match schema {
+        Value::Object(map) => {
+            map.contains_key(name) || map.values().any(|value| mentions(value, name))
+        }
+        Value::Array(items) => items.iter().any(|item| mentions(item, name)),
+        _ => false,
+    }
 }
 
 /// How many properties of an object may be left out.

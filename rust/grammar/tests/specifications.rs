@@ -276,6 +276,37 @@ fn objects_of_many_properties() {
     yes(&schema(2000, 1550), &format!(r#"{{"a3":1,{required},"b":2}}"#));
 }
 
+/// A name that is spelled with an escape is the same name.
+#[test]
+fn names_are_told_apart_by_what_they_say() {
+    let vocabulary = vocabulary();
+    let open = r#"{"properties":{"a":{"type":"integer"},"\u00e9":{"type":"integer"}}}"#;
+    let either = r#"{"properties":{"a":{"type":"integer"},"b":{}},"anyOf":[{"required":["a"]},{"required":["b"]}]}"#;
+    let both = r#"{"allOf":[{"properties":{"a":{"type":"integer"}}},{"additionalProperties":{"type":"string"}}]}"#;
+    let closed = r#"{"allOf":[{"properties":{"a":{}}},{"properties":{"b":{}},"additionalProperties":false}]}"#;
+    let data = r#"{"const":{"properties":{"a":1}}}"#;
+    let inner = r#"{"properties":{"properties":{"properties":{"a":{"type":"integer"}}}}}"#;
+    for (schema, text, valid) in [
+        (open, r#"{"\u0061":"x"}"#, false),
+        (open, r#"{"\u00e9":"x"}"#, false),
+        (open, r#"{"a":"x"}"#, false),
+        (open, r#"{"a":1,"é":2,"ü":"x","\n\"":[]}"#, true),
+        (open, "7", true),
+        (either, r#"{"b":1,"c":"x"}"#, true),
+        (either, r#"{"c":"x"}"#, false),
+        (both, r#"{"x":"s"}"#, true),
+        (both, r#"{"x":1}"#, false),
+        (closed, r#"{"b":1}"#, true),
+        (closed, r#"{"c":1}"#, false),
+        (data, r#"{"properties":{"a":1}}"#, true),
+        (inner, r#"{"properties":{"\u0061":"x"}}"#, false),
+        (inner, r#"{"properties":{"a":3,"z":1},"q":1}"#, true),
+    ] {
+        let found = accepts(&vocabulary, Kind::Json, schema, text);
+        assert_eq!(found, valid, "{schema} {text}");
+    }
+}
+
 #[test]
 fn grammars_cannot_ask_for_bytes_that_are_no_text() {
     let vocabulary = vocabulary();
