@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, EngineDead, InvalidRequest, ModelNotFound, ModelNotServed, NotEnoughMemory
+from octavo.errors import (
+    ConfigError,
+    EngineDead,
+    InvalidRequest,
+    ModelNotFound,
+    ModelNotServed,
+    NotEnoughMemory,
+    OctavoError,
+)
 from octavo.server.entry import ModelState
 from octavo.server.errors import EngineLoading, ModelUnavailable, ServerStopping
 from registry_fakes import Engines, ask, eventually, registry, run
@@ -75,6 +83,22 @@ def test_progress_while_loading() -> None:
         assert [entry["state"] for entry in models.snapshot()] == ["ready", "ready"]
 
     run(work())
+
+
+@pytest.mark.parametrize(("ids", "lines"), [(["a", "b"], ["the model b could not be loaded"]), (["b"], [])])
+def test_a_start_that_fails_names_the_model_of_several(
+    caplog: pytest.LogCaptureFixture, ids: list[str], lines: list[str]
+) -> None:
+    async def work() -> None:
+        models = registry(Engines(), "a", "b=b?fail=1")
+        models.started = False
+        models._at_start = ids
+        with pytest.raises(OctavoError):
+            await models.start()
+        assert not models.started
+
+    run(work())
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == lines
 
 
 def test_a_waiter_that_leaves_does_not_end_the_load_nor_keep_a_lease() -> None:

@@ -48,9 +48,7 @@ class Alias:
         for target, weight in weights.items():
             # JSON's and TOML's whole numbers have no end.
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= _MAX_WEIGHT:
-                raise ConfigError(
-                    f"aliases.{name}: {target!r} has the weight {weight!r:.40}; give a number from 0 up"
-                )
+                raise ConfigError(f"aliases.{name}: {target!r} has the weight {weight!r:.40}; give a number from 0 up")
         if not any(weights.values()):
             raise ConfigError(f"aliases.{name}: all weights are 0; give one model more")
         self.name = name

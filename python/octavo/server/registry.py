@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, InvalidRequest, ModelNotServed
+from octavo.errors import ConfigError, InvalidRequest, ModelNotServed, OctavoError
 from octavo.server.aliases import Alias
 from octavo.server.catalog import quoted
 from octavo.server.entry import ModelEntry, ModelState
@@ -161,7 +161,13 @@ class ModelRegistry(Loads):
             OctavoError: of the first that cannot be loaded.
         """
         for id in self._at_start:
-            await self.load(id)
+            try:
+                await self.load(id)
+            except OctavoError:
+                # Whoever started the server says why, but knows nothing of ids.
+                if len(self._at_start) > 1:
+                    logger.error("the model %s could not be loaded", id)
+                raise
         self.started = True
 
     async def load(self, name: str, config: EngineConfig | None = None, **options: Any) -> ModelEntry:
