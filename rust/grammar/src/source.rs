@@ -59,6 +59,12 @@ pub(crate) fn source(kind: Kind, spec: &str) -> Result<TopLevelGrammar, Error> {
         Kind::JsonObject => {
             Ok(TopLevelGrammar::from_json_schema(check_schema(json!({"type": "object"}))?))
         }
+        // The library would leave out a last backslash that escapes nothing.
+        Kind::Regex if !(spec.len() - spec.trim_end_matches('\\').len()).is_multiple_of(2) => {
+            Err(Error::specification(
+                "the regular expression ends with a backslash that escapes nothing",
+            ))
+        }
         Kind::Regex => {
             let lark = match spec {
                 "" => "start: \"\"".to_owned(),

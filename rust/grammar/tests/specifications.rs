@@ -319,6 +319,18 @@ fn grammars_cannot_ask_for_bytes_that_are_no_text() {
 }
 
 #[test]
+fn a_regular_expression_is_whole() {
+    let vocabulary = vocabulary();
+    for (pattern, text) in [(r"a\\", r"a\"), ("a/b\\/", "a/b/"), ("a\\\n", "a\n"), (r"[\\]", "\\")]
+    {
+        assert!(accepts(&vocabulary, Kind::Regex, pattern, text), "{pattern}");
+    }
+    for pattern in ["\\", r"a\", r"a\\\", "a(", "[a", "a**)"] {
+        assert!(vocabulary.compile(Kind::Regex, pattern).is_err(), "{pattern}");
+    }
+}
+
+#[test]
 fn grammars_are_kept_by_kind_and_text() {
     let vocabulary = vocabulary();
     let first = vocabulary.compile(Kind::Regex, "ab").unwrap();
