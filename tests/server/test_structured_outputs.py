@@ -17,6 +17,7 @@ import pydantic
 import pytest
 from constrained_server import USER, Item, Order, start_constrained
 from huggingface_hub import InferenceClient, TextGenerationInputGrammarType
+from octavo.server.grammar_check import GrammarCheck
 from server_harness import Running
 
 
@@ -290,3 +291,22 @@ def test_anthropic(server: Running) -> None:
         config["format"]["schema"] = {"type": "frob"}
         with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format: .*frob"):
             client.messages.create(model="fake", max_tokens=600, messages=USER, output_config=config)
+
+
+@pytest.mark.parametrize("how", ["body", "header"])
+def test_a_deadline_while_it_is_compiled(server: Running, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(self: GrammarCheck, kind: str, text: str) -> None:
+        time.sleep(1.5)
+
+    monkeypatch.setattr(GrammarCheck, "_compile", slow)
+    body = {"model": "fake", "prompt": "Hi", "max_tokens": 2, "structured_outputs": {"regex": f"{how}{{3}}"}}
+    headers = {"X-Request-Timeout": "0.3"} if how == "header" else {}
+    began = time.monotonic()
+    late = httpx.post(
+        f"{server.url}/v1/completions", json=body | ({"timeout": 0.3} if how == "body" else {}), headers=headers
+    )
+    assert (late.status_code, late.json()["error"]["code"]) == (503, "queue_timeout")
+    assert int(late.headers["retry-after"]) >= 1
+    assert 0.25 < time.monotonic() - began < 1.2
+    in_time = httpx.post(f"{server.url}/v1/completions", json=body | {"timeout": 9}, timeout=10)
+    assert in_time.status_code == 200

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from octavo.server.exchange import Call
     from octavo.server.served import ServedModel
 
-__all__ = ["admit"]
+__all__ = ["admit", "deadline_of"]
 
 _MAX_SECONDS = 7 * 86400.0
 
@@ -43,7 +43,7 @@ def admit(call: Call, served: ServedModel, prompts: Sequence[Sequence[int]], par
         prompts,
         own,
         served.max_model_len,
-        _deadline(call),
+        deadline_of(call),
     )
 
 
@@ -55,8 +55,12 @@ def _level(call: Call, params: SamplingParams) -> str:
     return class_of(call.identity, params.priority or None, "priority")
 
 
-def _deadline(call: Call) -> float | None:
-    """The earliest of what the request's body, its header and the server's setting give it, on the loop's clock."""
+def deadline_of(call: Call) -> float | None:
+    """The earliest of what the request's body, its header and the server's setting give it, on the loop's clock.
+
+    Raises:
+        InvalidRequest: the header or the body names no time.
+    """
     limits = [call.state.settings.request_timeout]
     if call.timeout is not None:
         limits.append(_seconds(call.timeout, "timeout"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
 from octavo.server.admission import Admission
-from octavo.server.admit import admit
+from octavo.server.admit import admit, deadline_of
 from octavo.server.auth import Identity, identity_of
 from octavo.server.compat import renamed_errors
 from octavo.server.constraints import specification
@@ -118,13 +118,22 @@ class Call:
         Raises:
             InvalidRequest: it is too long, or cannot be compiled.
             QueueFull: too much waits to be compiled.
+            QueueTimeout: the request's time was over first.
         """
         if outputs is None:
             return
         self.renames["structured_outputs"] = field
         kind, text = specification(outputs)
         check_constraint(text, field, self.state.settings)
-        await self.state.grammar_check(served).check(kind, text, field, self.identity.tenant)
+        deadline = deadline_of(self)
+        checking = self.state.grammar_check(served).check(kind, text, field, self.identity.tenant)
+        if deadline is None:
+            await checking
+            return
+        try:
+            await asyncio.wait_for(checking, max(0.0, deadline - asyncio.get_running_loop().time()))
+        except asyncio.TimeoutError:
+            raise self.state.admission_queue(served).timed_out() from None
 
     def admission(self, served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Admission:
         """The request's way into the engine: `async with` it around the generating.
