@@ -7,6 +7,7 @@ import hmac
 import http.client
 import json
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -395,3 +396,35 @@ def test_the_file_is_read_again_when_it_changes(
     written(file, f"alice {ALICE}\n")
     wait_for(lambda: opens(ALICE))
     assert not opens(BOB)
+
+
+def test_looks_at_the_file_do_not_overtake_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one the-first-key\n")
+    file.chmod(0o600)
+    ring = KeyRing(file)
+    file.write_text("two the-second-key\n")
+    read, released, has_read = KeyRing._read, threading.Event(), threading.Event()
+
+    def slow(self: KeyRing) -> Any:
+        found = read(self)
+        if not has_read.is_set():
+            has_read.set()
+            released.wait(20)
+        return found
+
+    monkeypatch.setattr(KeyRing, "_read", slow)
+    first = threading.Thread(target=ring.reload)
+    first.start()
+    assert has_read.wait(20)
+    file.write_text("three the-third-key\n")
+    second = threading.Thread(target=ring.reload)
+    second.start()
+    second.join(0.2)
+    released.set()
+    for thread in (first, second):
+        thread.join(20)
+    assert ring.find([b"the-second-key"]) is None
+    identity = ring.find([b"the-third-key"])
+    assert identity is not None
+    assert identity.name == "three"

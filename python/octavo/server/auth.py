@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import stat
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,8 @@ class KeyRing:
     ) -> None:
         self._follows = follows
         self._file = None if file is None else Path(file)
+        # A look that began earlier must not bring keys back that a later one found gone.
+        self._reading = threading.Lock()
         self._fixed: list[ApiKey] = []
         if environment is not None and environment.strip():
             words = [word for word in map(str.strip, environment.split(",")) if word]
@@ -241,8 +244,12 @@ class KeyRing:
 
         One without any key revokes them all, at the second look: who writes a file anew empties it for a moment.
 
-        Blocks: call it in a thread. True when the keys were replaced.
+        Blocks: call it in a thread, or several. True when the keys were replaced.
         """
+        with self._reading:
+            return self._reload()
+
+    def _reload(self) -> bool:
         if self._file is None:
             return False
         state = _state_of(self._file)

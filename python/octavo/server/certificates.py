@@ -41,7 +41,10 @@ async def watch_certificate(contexts: list[ssl.SSLContext], settings: ServerSett
         if now == seen:
             continue
         try:
-            await asyncio.to_thread(_load, contexts, settings)
+            # A context that a pair was refused by may be left with half of it, so the pair is tried on another first.
+            names = settings.ssl_certfile, settings.ssl_keyfile, None, settings.ssl_keyfile_password
+            await asyncio.to_thread(tls_context, *names)
+            _load(contexts, settings)
         except (ConfigError, OSError) as error:
             if now != refused:
                 logger.error("the certificate stays as it was: %s", error)
@@ -64,9 +67,8 @@ def _state(files: list[Path]) -> _State:
 
 
 def _load(contexts: list[ssl.SSLContext], settings: ServerSettings) -> None:
+    """Two small files; in no thread, for a handshake of the event loop may begin with no half of a pair."""
     password = settings.ssl_keyfile_password
-    # A context that a pair was refused by may be left with half of it, so this is tried on another.
-    tls_context(settings.ssl_certfile, settings.ssl_keyfile, None, password)
     assert settings.ssl_certfile is not None
     for context in contexts:
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password or (lambda: ""))
