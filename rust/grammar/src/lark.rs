@@ -27,7 +27,14 @@ pub(crate) fn check_lark(grammar: &str) -> Result<(), Error> {
             ));
         }
     }
-    let conjunctions = conjunctions(grammar);
+    let code = without_literals(grammar);
+    if code.contains("::") {
+        // The ways to go on are as many as values of a parameter, up to 2^64, and are listed before any limit is met.
+        return Err(Error::specification(
+            "the grammar has rules with parameters (::), which are not supported",
+        ));
+    }
+    let conjunctions = code.matches('&').count();
     if conjunctions > MAX_AT_ONCE {
         return Err(Error::specification(format!(
             "the grammar has {conjunctions} of the operator &; {MAX_AT_ONCE} are the most"
@@ -44,14 +51,13 @@ fn json_after(grammar: &str, mark: &'static str) -> impl Iterator<Item = Value> 
     })
 }
 
-/// How often `&` stands outside of literals, regular expressions, special tokens and comments, as the library reads
+/// A grammar with a blank in place of each literal, regular expression, special token and comment, as the library reads
 /// them: a regular expression may go on over lines.
-fn conjunctions(grammar: &str) -> usize {
-    let mut count = 0;
+fn without_literals(grammar: &str) -> String {
+    let mut code = String::with_capacity(grammar.len());
     let mut rest = grammar.chars();
     while let Some(character) = rest.next() {
         match character {
-            '&' => count += 1,
             '#' => skip_line(&mut rest),
             '/' if rest.as_str().starts_with('/') => skip_line(&mut rest),
             '"' | '/' => {
@@ -69,10 +75,14 @@ fn conjunctions(grammar: &str) -> usize {
                     rest.next();
                 }
             }
-            _ => {}
+            _ => {
+                code.push(character);
+                continue;
+            }
         }
+        code.push(' ');
     }
-    count
+    code
 }
 
 fn skip_line(rest: &mut Chars<'_>) {

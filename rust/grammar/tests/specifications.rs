@@ -276,6 +276,23 @@ fn objects_of_many_properties() {
     yes(&schema(2000, 1550), &format!(r#"{{"a3":1,{required},"b":2}}"#));
 }
 
+/// Their values are listed before any limit is met: there may be 2^64 of them.
+#[test]
+fn rules_with_parameters_are_refused() {
+    let vocabulary = vocabulary();
+    for grammar in [
+        "start: a::0x0\na::_: b a::incr(_) | \"x\"\nb: \"y\" | \"\"",
+        "start: \"a long beginning\" a::0x0\na::_: a::incr(_) \"z\" | \"x\"",
+        "start: /c\n\"/ a::0x0\na::_: a::incr(_) \"z\" | \"x\"",
+        "start: %lark {\nstart: a::0x0\na::_: a::incr(_) \"z\" | \"x\"\n}",
+    ] {
+        let Err(error) = vocabulary.compile(Kind::Grammar, grammar) else { panic!("{grammar}") };
+        assert!(error.to_string().contains("parameters"), "{error}");
+    }
+    let text = "start: \"a::b\" /::/ \"c\" // start: a::_\n# a::_";
+    assert!(accepts(&vocabulary, Kind::Grammar, text, "a::b::c"));
+}
+
 /// A name that is spelled with an escape is the same name.
 #[test]
 fn names_are_told_apart_by_what_they_say() {
