@@ -173,11 +173,24 @@ def test_every_way_to_say_it(server: Running, path: str, fields: dict[str, Any],
             assert Order.model_validate_json(text) if pattern is None else re.fullmatch(pattern, text), text
 
 
-def test_an_object_is_closed_by_its_schema(server: Running) -> None:
-    outputs = {"json": SCHEMA, "disable_additional_properties": True}
-    refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Order", "structured_outputs": outputs})
-    assert refused.status_code == 400
-    assert 'write "additionalProperties": false into the schema' in refused.json()["error"]["message"]
+@pytest.mark.parametrize(
+    "option", [{}, {"disable_additional_properties": True}, {"disable_additional_properties": False}]
+)
+def test_an_object_has_the_properties_that_its_schema_names(server: Running, option: dict[str, bool]) -> None:
+    schema = {"type": "object", "properties": {"size": {"enum": ["s", "m"]}, "rush": {"type": "boolean"}}}
+    body = {
+        "prompt": "Order",
+        "n": 16,
+        "temperature": 2,
+        "max_tokens": 60,
+        "structured_outputs": {"json": schema} | option,
+    }
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    for choice in answer.json()["choices"]:
+        assert choice["finish_reason"] == "stop"
+        pairs = json.loads(choice["text"], object_pairs_hook=list)
+        assert [name for name, _ in pairs] in ([], ["size"], ["rush"], ["size", "rush"])
 
 
 def test_several_prompts(client: openai.OpenAI) -> None:

@@ -32,7 +32,7 @@ _FIELDS = {
     "ebnf": "grammar",
 }
 _OPTIONS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_UNSUPPORTED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+_UNSUPPORTED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace")
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
@@ -155,13 +155,8 @@ def _of_outputs(request: _Fields) -> list[Constraint]:
         return []
     for option in _UNSUPPORTED:
         if getattr(asked, option) not in (None, False):
-            instead = (
-                'leave it out, and write "additionalProperties": false into the schema\'s objects'
-                if option == "disable_additional_properties"
-                else "leave it out"
-            )
             raise InvalidRequest(
-                f"structured_outputs.{option}: is not supported; {instead}", f"structured_outputs.{option}"
+                f"structured_outputs.{option}: is not supported; leave it out", f"structured_outputs.{option}"
             )
     given = {option: getattr(asked, option) for option in _OPTIONS if getattr(asked, option) not in (None, False)}
     if len(given) != 1:

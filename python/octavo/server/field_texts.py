@@ -25,7 +25,7 @@ _TEXTS = {
     "conversation": _REFUSED,
     "decoder_input_details": "Tell the prompt's tokens, too.",
     "details": "Tell the answer's tokens and why it ended.",
-    "disable_additional_properties": _REFUSED,
+    "disable_additional_properties": "Changes nothing: objects have no properties but the schema's, unless it says so.",
     "disable_any_whitespace": _REFUSED,
     "do_sample": "Draw tokens; else the likeliest are taken.",
     "documents": "For templates that know documents.",

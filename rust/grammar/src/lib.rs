@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+mod closed;
 mod constraints;
 mod error;
 mod gbnf;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
+use crate::closed::close_objects;
 use crate::error::Error;
 use crate::numbers::{NAMED, check_divisors, make_exact};
 
@@ -48,6 +49,7 @@ pub(crate) fn check_schema(schema: Value) -> Result<Value, Error> {
     let mut schema = Value::Object(schema);
     check_size(&schema)?;
     make_exact(&mut schema)?;
+    close_objects(&mut schema);
     if !mentions(&schema, "patternProperties") {
         keep_names_apart(&mut schema);
     }

@@ -266,7 +266,9 @@ fn objects_of_many_properties() {
         };
         let properties = list(count, &|i| format!(r#""a{i}":{{"const":1}}"#));
         let required = list(required, &|i| format!("\"a{}\"", count - 1 - i));
-        format!(r#"{{"properties":{{{properties}}},"required":[{required}]}}"#)
+        format!(
+            r#"{{"properties":{{{properties}}},"required":[{required}],"additionalProperties":true}}"#
+        )
     };
     assert!(vocabulary.compile(Kind::Json, &schema(2000, 1549)).is_err());
     let yes = |schema: &str, text: &str| assert!(accepts(&vocabulary, Kind::Json, schema, text));
@@ -293,16 +295,36 @@ fn rules_with_parameters_are_refused() {
     assert!(accepts(&vocabulary, Kind::Grammar, text, "a::b::c"));
 }
 
+/// Who writes down an answer's fields means these, each once.
+#[test]
+fn objects_that_name_their_properties_have_no_others() {
+    let vocabulary = vocabulary();
+    let person =
+        r#"{"properties":{"name":{"type":"string"},"age":{"type":"integer"}},"required":["name"]}"#;
+    let list =
+        format!(r##"{{"type":"array","items":{{"$ref":"#/$defs/P"}},"$defs":{{"P":{person}}}}}"##);
+    for (schema, text, valid) in [
+        (person, r#"{"name":"Ada","age":36}"#, true),
+        (person, r#"{"name":"Ada"}"#, true),
+        (person, r#"{"name":"Ada","city":"London"}"#, false),
+        (person, r#"{"name":"Ada","name":"Ada"}"#, false),
+        (&list, r#"[{"name":"Ada"},{"name":"Alan","age":41}]"#, true),
+        (&list, r#"[{"name":"Ada","x":1}]"#, false),
+    ] {
+        assert_eq!(accepts(&vocabulary, Kind::Json, schema, text), valid, "{schema} {text}");
+    }
+}
+
 /// A name that is spelled with an escape is the same name.
 #[test]
 fn names_are_told_apart_by_what_they_say() {
     let vocabulary = vocabulary();
-    let open = r#"{"properties":{"a":{"type":"integer"},"\u00e9":{"type":"integer"}}}"#;
+    let open = r#"{"properties":{"a":{"type":"integer"},"\u00e9":{"type":"integer"}},"additionalProperties":{}}"#;
     let either = r#"{"properties":{"a":{"type":"integer"},"b":{}},"anyOf":[{"required":["a"]},{"required":["b"]}]}"#;
     let both = r#"{"allOf":[{"properties":{"a":{"type":"integer"}}},{"additionalProperties":{"type":"string"}}]}"#;
     let closed = r#"{"allOf":[{"properties":{"a":{}}},{"properties":{"b":{}},"additionalProperties":false}]}"#;
     let data = r#"{"const":{"properties":{"a":1}}}"#;
-    let inner = r#"{"properties":{"properties":{"properties":{"a":{"type":"integer"}}}}}"#;
+    let inner = r#"{"properties":{"properties":{"properties":{"a":{"type":"integer"}},"additionalProperties":true}},"additionalProperties":true}"#;
     for (schema, text, valid) in [
         (open, r#"{"\u0061":"x"}"#, false),
         (open, r#"{"\u00e9":"x"}"#, false),
