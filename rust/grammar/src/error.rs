@@ -44,6 +44,16 @@ fn reworded(message: &str) -> String {
     if text.contains("missing special token prefix") {
         return "the grammar names a special token, and the model has none".to_owned();
     }
+    if let Some((_, wrong)) = text.split_once("regex parse error:")
+        && let Some((place, reason)) = wrong.split_once("error: ")
+    {
+        // What follows is the library's own grammar around the expression.
+        let reason = reason.lines().next().unwrap_or_default();
+        return format!(
+            "the regular expression is not valid: {reason}\n{}",
+            place.trim_end().trim_start_matches('\n')
+        );
+    }
     if let Some(panic) = text.strip_prefix("panic: ") {
         return format!("the grammar library cannot handle it ({})", panic.trim());
     }

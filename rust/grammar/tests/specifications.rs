@@ -295,6 +295,13 @@ fn rules_with_parameters_are_refused() {
     assert!(accepts(&vocabulary, Kind::Grammar, text, "a::b::c"));
 }
 
+#[test]
+fn a_wrong_regular_expression_is_shown_as_it_was_written() {
+    let Err(error) = vocabulary().compile(Kind::Regex, "[0-9") else { panic!("it has no end") };
+    let expected = "the regular expression is not valid: unclosed character class\n    [0-9\n    ^";
+    assert_eq!(error.to_string(), expected);
+}
+
 /// Who writes down an answer's fields means these, each once.
 #[test]
 fn objects_that_name_their_properties_have_no_others() {
