@@ -1,8 +1,9 @@
 //! The constraints of all requests that run.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::matcher::{Grammar, Matcher};
@@ -10,6 +11,11 @@ use crate::vocabulary::Vocabulary;
 
 /// Answers of one request beyond this number share the lexers of the first ones.
 const LEXERS: usize = 8;
+
+/// What the masks of a request may take: this, and so much more for each. Ordinary ones take a tenth of it, and all
+/// requests of a step wait for the slowest.
+const BURST: Duration = Duration::from_secs(1);
+const EACH: Duration = Duration::from_millis(10);
 
 /// Token sequences that must not be written.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +58,32 @@ struct Request {
     answers: Vec<Mutex<Answer>>,
     /// An answer could not be followed any further, which was told: the caller ends them all.
     failed: AtomicBool,
+    effort: Effort,
+}
+
+/// How much time a request's grammar has taken.
+#[derive(Default)]
+struct Effort {
+    micros: AtomicU64,
+    masks: AtomicU64,
+}
+
+impl Effort {
+    /// Note a mask, or the token that was drawn from one.
+    ///
+    /// # Errors
+    ///
+    /// Too much time for so many masks.
+    fn note(&self, began: Instant, masks: u64) -> Result<(), String> {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let taken = micros(began.elapsed());
+        let taken = self.micros.fetch_add(taken, Ordering::Relaxed).saturating_add(taken);
+        let masks = self.masks.fetch_add(masks, Ordering::Relaxed) + masks;
+        if taken <= micros(BURST).saturating_add(micros(EACH).saturating_mul(masks)) {
+            return Ok(());
+        }
+        Err(format!("it takes too long: {} ms for {masks} tokens", taken / 1000))
+    }
 }
 
 struct Answer {
@@ -143,7 +175,13 @@ impl Constraints {
         let answers = answers.collect();
         self.requests.insert(
             request,
-            Request { allowed, bad_words, answers, failed: AtomicBool::new(false) },
+            Request {
+                allowed,
+                bad_words,
+                answers,
+                failed: AtomicBool::new(false),
+                effort: Effort::default(),
+            },
         );
         Ok(())
     }
@@ -197,7 +235,9 @@ impl Constraints {
             allow(row, self.vocabulary.eos());
             return Ok(());
         }
+        let began = now();
         let filled = self.fill_known(request, &mut answer, row);
+        let filled = filled.and_then(|()| request.effort.note(began, 1));
         if filled.is_err() {
             request.failed.store(true, Ordering::Relaxed);
         }
@@ -248,9 +288,10 @@ impl Constraints {
                 }
                 answer.recent.push(token);
             }
-            if let Some(matcher) = &mut answer.matcher
-                && let Err(message) = matcher.advance(token)
-            {
+            let Some(matcher) = &mut answer.matcher else { continue };
+            let began = now();
+            let advanced = matcher.advance(token);
+            if let Err(message) = advanced.and_then(|()| request.effort.note(began, 0)) {
                 request.failed.store(true, Ordering::Relaxed);
                 failed.push((index, message));
             }
@@ -262,6 +303,11 @@ impl Constraints {
         let request = self.requests.get(&request)?;
         Some((request, lock(request.answers.get(answer)?)))
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "nothing is decided by it but when to give up")]
+fn now() -> Instant {
+    Instant::now()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

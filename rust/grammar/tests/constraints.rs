@@ -84,6 +84,28 @@ fn answers_of_a_request_that_failed_are_not_followed() {
     assert_eq!(failed.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0]);
 }
 
+/// A grammar of so many meanings slows down every step of the requests beside it.
+#[test]
+fn a_grammar_that_takes_too_long_ends_its_request() {
+    let vocabulary = vocabulary();
+    let mut constraints = Constraints::new(vocabulary.clone());
+    let endings: Vec<_> = (0..100).map(|i| format!("a a \"b{}\"?", "c".repeat(i))).collect();
+    let grammar = format!("start: a\na: {} | \"a\"", endings.join(" | "));
+    let grammar = Some(vocabulary.compile(Kind::Grammar, &grammar).unwrap());
+    constraints.add(1, 1, Rules { grammar, ..Rules::default() }).unwrap();
+    let (mut failed, mut steps) = (Vec::new(), 0);
+    while failed.is_empty() {
+        steps += 1;
+        // As many meanings as steps, at least.
+        assert!(steps < 1000);
+        failed = fill(&constraints, &[(1, 0)]).1;
+        failed.extend(constraints.advance([(1, 0, A)]));
+    }
+    let told = ["takes too long", "items"];
+    assert!(told.iter().any(|words| failed[0].1.contains(words)), "{failed:?}");
+    assert_eq!(fill(&constraints, &[(1, 0)]), (vec![vec![END]], vec![]));
+}
+
 #[test]
 fn a_token_that_was_not_allowed_is_told_of() {
     let vocabulary = vocabulary();
