@@ -477,3 +477,18 @@ def test_refusals_are_answered_counted_and_logged(
     assert [(line["status"], line["path"], line["error"]) for line in lines] == [(status, path, code)]
     assert lines[0]["client"] == "127.0.0.1"
     assert counted(server, status) == 1
+
+
+def test_blanks_around_a_value_are_none_of_it(server: Running) -> None:
+    body = json.dumps(CHAT).encode()
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: \t localhost \t\r\nX-Request-Id:  mine \r\n"
+        b"Expect: 100-continue \r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    )
+    with connect(server) as connection:
+        connection.sendall(head)
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        received = read_all(connection)
+    assert statuses(received) == [200]
+    assert b"\r\nx-request-id: mine\r\n" in received

@@ -252,7 +252,8 @@ class ClientConnection(asyncio.Protocol):
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadTooLarge(f"The request's headers are longer than {MAX_HEAD_BYTES} bytes"))
         else:
-            self._headers.append((name.lower(), value))
+            # The parser leaves blanks behind a value, which are none of it (RFC 9110, 5.5).
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         """The application may begin, unless the request is refused."""

@@ -31,7 +31,7 @@ def check_framing(version: str, headers: list[tuple[bytes, bytes]]) -> bool:
         if name == b"transfer-encoding":
             if version == "1.0":
                 raise MalformedRequest("Transfer-Encoding: is not for HTTP/1.0; send Content-Length")
-            if value.strip().lower() != b"chunked":
+            if value.lower() != b"chunked":
                 shown = value[:60].decode("ascii", "replace")
                 raise MalformedRequest(f"Transfer-Encoding: {shown!a} is not supported; send chunked")
         elif name == b"expect":
