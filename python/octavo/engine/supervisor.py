@@ -238,7 +238,7 @@ class SupervisedEngine(AsyncEngine):
         try:
             await self._connect(client)
             info = await self._loaded
-        except OctavoError as error:
+        except (OctavoError, OSError) as error:
             client.condemn(str(error))
             if self._reason is None:
                 self._plan_restart(f"the engine could not be started again: {error}")
