@@ -323,3 +323,12 @@ def test_a_deadline_while_it_is_compiled(server: Running, how: str, monkeypatch:
     assert 0.25 < time.monotonic() - began < 1.2
     in_time = httpx.post(f"{server.url}/v1/completions", json=body | {"timeout": 9}, timeout=10)
     assert in_time.status_code == 200
+
+
+def test_a_schema_as_a_text_is_not_read_when_it_is_too_long(server: Running) -> None:
+    body = {"model": "fake", "prompt": "Hi", "guided_json": json.dumps({"enum": [[1]] * 50_000})}
+    refused = httpx.post(f"{server.url}/v1/completions", json=body)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["param"] == "guided_json"
+    assert "262144 bytes at most" in error["message"]

@@ -20,6 +20,8 @@ __all__ = [
 
 MAX_NESTING = 64
 MAX_PATTERN = 1 << 16
+# What no setting allows more of: reading a text holds up all requests.
+MAX_SCHEMA = 1 << 18
 # Fields of a constraint each, and its kind: vLLM's of old, llama.cpp's, SGLang's.
 _FIELDS = {
     "guided_json": "json",
@@ -194,6 +196,8 @@ def _check(constraint: Constraint) -> None:
 
 
 def _parsed(text: str, field: str) -> Any:
+    if len(text) > MAX_SCHEMA:
+        raise InvalidRequest(f"{field}: a schema has {MAX_SCHEMA} bytes at most, not {len(text)} characters", field)
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
