@@ -326,7 +326,7 @@ def test_a_deadline_while_it_is_compiled(server: Running, how: str, monkeypatch:
 
 
 def test_a_schema_as_a_text_is_not_read_when_it_is_too_long(server: Running) -> None:
-    body = {"model": "fake", "prompt": "Hi", "guided_json": json.dumps({"enum": [[1]] * 50_000})}
+    body = {"model": "fake", "prompt": "Hi", "guided_json": json.dumps({"enum": [[1]] * 60_000})}
     refused = httpx.post(f"{server.url}/v1/completions", json=body)
     assert refused.status_code == 400
     error = refused.json()["error"]
