@@ -12,10 +12,10 @@ use crate::vocabulary::Vocabulary;
 /// Answers of one request beyond this number share the lexers of the first ones.
 const LEXERS: usize = 8;
 
-/// What the masks of a request may take: this, and so much more for each. Ordinary ones take a tenth of it, and all
-/// requests of a step wait for the slowest.
+/// What the masks of a request may take: this, and so much more for each. All requests of a step wait for the slowest.
+/// Ordinary ones take a millisecond or less, but answers that share a lexer wait for each other.
 const BURST: Duration = Duration::from_secs(1);
-const EACH: Duration = Duration::from_millis(10);
+const EACH: Duration = Duration::from_millis(25);
 
 /// Token sequences that must not be written.
 #[derive(Clone, Debug, Default)]
