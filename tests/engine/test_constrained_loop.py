@@ -312,7 +312,7 @@ def test_threads_end_with_their_engine() -> None:
     assert compiled[0] is None
     assert compiled[1] is compiled[2]
     assert len(threads()) > before
-    with pytest.raises(InvalidRequest, match="regex"):
+    with pytest.raises(InvalidRequest, match="regular expression"):
         loop.constraints.compile_all([constraint, Constraint(("regex", "(")), *distinct])
     loop.close()
     loop.close()

@@ -63,7 +63,7 @@ def test_an_idle_worker_wakes_when_a_constraint_is_ready(fake_engine: Any, run: 
             for params in (SLOW, HELD, SLOW):
                 output = await asyncio.wait_for(engine.generate([1], params), 5)
                 assert output.outputs[0].finish_reason == "stop"
-            with pytest.raises(InvalidRequest, match="regex") as caught:
+            with pytest.raises(InvalidRequest, match="regular expression") as caught:
                 await asyncio.wait_for(engine.generate([1], BAD), 5)
             assert caught.value.field == "structured_outputs"
 
@@ -167,7 +167,7 @@ def test_a_batch_is_taken_whole_or_not_at_all(make_llm: Callable[[str], LLM]) ->
     llm = make_llm("fake:eos=1,compile_s=0.2")
     prompts = [[1], [2], [3], [4]]
     for bad in (BAD, SLOW_AND_BAD):
-        with pytest.raises(InvalidRequest, match="regex"):
+        with pytest.raises(InvalidRequest, match="regular expression"):
             llm.generate(prompts, [LONG, SLOW, bad, HELD])
         stats = llm.stats()
         assert stats["blocks_used"] == stats["waiting"] == stats["running"] == stats["generated_tokens"] == 0
