@@ -21,6 +21,7 @@ _READY = re.compile(r'"msg":"ready",.*"address":"http://127\.0\.0\.1:(\d+)"')
 _STAMP = re.compile(rb"~(\d{12})")
 _LENGTH = re.compile(rb"content-length: (\d+)\r\n", re.IGNORECASE)
 _BUFFER = 1 << 18
+_LAST = b"\r\n0\r\n\r\n"
 
 
 def cpu_seconds(pid: int) -> float:
@@ -61,10 +62,11 @@ class _Client:
         self._seen = 0
         self._begun = False
         self._left = 0
+        self._tail = b""
 
     def ask(self) -> None:
         """Send the request."""
-        self._begun, self._seen = False, 0
+        self._begun, self._seen, self._tail = False, 0, b""
         self.socket.sendall(self._request)
 
     def take(self, data: bytes) -> tuple[int, int, bool]:
@@ -81,7 +83,9 @@ class _Client:
             self._left -= len(data)
             return 0, tokens, self._finish(self._left == 0)
         events = data.count(b"}\n\n")
-        return events, tokens, self._finish(data.endswith(b"\r\n0\r\n\r\n"))
+        # The end may come in two pieces.
+        self._tail = (self._tail + data[-len(_LAST) :])[-len(_LAST) :]
+        return events, tokens, self._finish(self._tail == _LAST)
 
     def _finish(self, whole: bool) -> bool:
         # Text without stamps cannot be counted.

@@ -230,10 +230,9 @@ class RequestCycle:
                 raise RuntimeError("the answer's body is not as long as its content-length")
             write(body)
         elif self._framing == _CHUNKED:
-            if body:
-                write(b"%x\r\n%b\r\n" % (len(body), body))
-            if not more:
-                write(b"0\r\n\r\n")
+            # In one write, which is one packet.
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            write(chunk if more else chunk + b"0\r\n\r\n")
         elif self._framing == _UNTIL_CLOSE:
             write(body)
         if not more:
