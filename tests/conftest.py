@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     import torch
 
 # A shell starts background jobs (`make test &`) with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says something of the machine alone.
+settings.register_profile("octavo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("octavo")
 
 # Processes that share a machine (pytest-xdist) share its cores too; torch reads this when it is imported.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
