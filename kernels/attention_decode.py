@@ -81,7 +81,7 @@ def decode_attention(
     config = config or decode_launch(work, tokens)
     if not _launch_hopper(qkv, out, cache, block_tables, work, shape, scale, v_scale, config, tokens):
         _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config, tokens)
-    launch_merge(out, work, shape, v_scale, tokens=tokens)
+    launch_merge(out, work, shape, v_scale, tokens=tokens, grouped=grouped)
 
 
 def serves_on_hopper(device: torch.device, dtype: torch.dtype, shape: AttentionShape) -> bool:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from octavo.kernels.attention import AttentionShape, finish, merge_chunk, merge_factors
 from octavo.kernels.attention_chunk import store_dims
-from octavo.kernels.attention_work import AttentionWork
+from octavo.kernels.attention_work import AttentionWork, split_rows
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from octavo.kernels.overlap import await_previous, start_next
@@ -23,12 +23,14 @@ _HEADS = 2
 """Heads of a program of more rows. It is one warp, in which no sum has to be passed on through shared memory."""
 
 
-def launch_merge(out: Tensor, work: AttentionWork, shape: AttentionShape, v_scale: float, *, tokens: int) -> None:
+def launch_merge(
+    out: Tensor, work: AttentionWork, shape: AttentionShape, v_scale: float, *, tokens: int, grouped: bool
+) -> None:
     """Merge the partials of all rows (tokens at most) that have some into out [tokens, num_heads * head_dim]."""
     together = _heads_together(tokens)
     launch(
         _merge_kernel,
-        (min(tokens, work.max_num_seqs) * triton.cdiv(shape.num_heads, together),),
+        (split_rows(work, tokens, grouped=grouped) * triton.cdiv(shape.num_heads, together),),
         out,
         work.row_plan,
         work.totals,

@@ -33,6 +33,7 @@ __all__ = [
     "device_limits",
     "group_rows",
     "plan_attention",
+    "split_rows",
     "work_bytes",
 ]
 
@@ -46,7 +47,7 @@ _SORTED_ROWS = 32
 short ones among long ones keep the memory busy."""
 
 _SPLIT_ROUNDS = 3
-"""Of single chunks each program gets so many in the mean, after rows taken whole, so that programs end together."""
+"""Of single chunks each program gets so many in the mean, after the rows taken whole."""
 
 _HOPPER_SHARED_BYTES = 160 << 10
 """A program's shared memory from which on a GPU is launched on as Hopper is, which has 227 KB."""
@@ -164,6 +165,20 @@ def decode_launch(work: AttentionWork, tokens: int) -> DecodeConfig:
     return decode_config(work.capability, work.shape, tokens)
 
 
+def split_rows(work: AttentionWork, tokens: int, *, grouped: bool) -> int:
+    """Of so many rows at most, how many of the first there are that may have partials."""
+    rows = min(tokens, work.max_num_seqs)
+    decode = decode_launch(work, tokens)
+    if not _takes_whole(work, decode, grouped):
+        return rows
+    # Each row has a chunk at least.
+    return min(rows, max(_SORTED_ROWS, -(-work.processors * decode.programs * _SPLIT_ROUNDS // work.decode_parts)))
+
+
+def _takes_whole(work: AttentionWork, decode: DecodeConfig, grouped: bool) -> bool:
+    return decode.hopper_stages > 0 and not (grouped and work.members > 0)
+
+
 def group_rows(capability: int) -> int:
     """Query heads of all sequences together that one shared-prefix item takes, as the registers allow."""
     return 64 if capability >= 90 else 32
@@ -232,7 +247,7 @@ def plan_attention(
             work.queries,
             grouped,
             mixed,
-            decode.hopper_stages > 0,
+            _takes_whole(work, decode, grouped),
         ),
         num_warps=4,
         enable_fp_fusion=False,
@@ -260,7 +275,7 @@ def _constants(
         "GROUPED": grouped and members > 0,
         "MIXED": mixed,
         "SORTED_ROWS": _SORTED_ROWS,
-        "WHOLE": whole and not (grouped and members > 0),
+        "WHOLE": whole,
         "SPLIT_ROUNDS": _SPLIT_ROUNDS,
     }
 
@@ -311,13 +326,15 @@ def _plan_kernel(
     first = tl.maximum(length - WINDOW, 0) // CHUNK if WINDOW > 0 else lane * 0
     chunks = (length + CHUNK - 1) // CHUNK - first
     whole = False
+    moved = 0
     if WHOLE and num_decode > SORTED_ROWS:
-        # Rows are taken whole while enough single chunks are left: they need no merge.
-        left = tl.sum(chunks) - tl.cumsum(chunks)
-        is_whole = (lane < num_decode) & (left * per_item >= programs * SPLIT_ROUNDS)
+        # Of the first rows every chunk is an item, enough that programs end together. The others need no merge; their
+        # items come first.
+        is_whole = (lane < num_decode) & ((tl.cumsum(chunks) - chunks) * per_item >= programs * SPLIT_ROUNDS)
         whole = tl.sum(tl.where(is_whole & (lane == r), 1, 0)) > 0
+        moved = tl.where(whole, -tl.sum(tl.where(is_whole, 0, chunks)), tl.sum(tl.where(is_whole, 1, 0)))
         chunks = tl.where(is_whole, 1, chunks)
-    before = tl.sum(tl.where(lane < r, chunks, 0))
+    before = tl.sum(tl.where(lane < r, chunks, 0)) + moved
     total = tl.sum(chunks)
     shared = 0
     if GROUPED:

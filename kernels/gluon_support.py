@@ -13,7 +13,7 @@ import triton
 
 __all__ = ["GLUON_KERNELS", "gluon_serves"]
 
-GLUON_KERNELS = ("attention_decode_hopper", "attention_prefill_hopper", "linear_slab")
+GLUON_KERNELS = ("attention_decode_hopper", "attention_prefill_hopper", "linear_hopper", "linear_slab")
 """The modules that import Gluon, and may be imported where `gluon_serves`."""
 
 _WRITTEN_FOR = "3.6"

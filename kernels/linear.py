@@ -11,7 +11,17 @@ from octavo.kernels.activation import act_and_mul
 from octavo.kernels.gluon_support import gluon_serves
 from octavo.kernels.launch import compiling
 from octavo.kernels.linear_skinny import skinny_gated, skinny_product
-from octavo.kernels.linear_tables import SlabTile, cublas_is_invariant, gated_tile, skinny_tile, slab_tile, tiled_tile
+from octavo.kernels.linear_tables import (
+    SlabTile,
+    WideTile,
+    cublas_is_invariant,
+    gated_tile,
+    middle_tile,
+    skinny_tile,
+    slab_tile,
+    tiled_tile,
+    wide_tile,
+)
 from octavo.kernels.linear_tiled import tiled_gated, tiled_product
 
 __all__ = ["Dense", "configure_cublas"]
@@ -128,15 +138,23 @@ class Dense:
         n, k = self.weight.shape
         half = self.weight.dtype != torch.float32
         slab = self._slab_tile(n, k, rows, gated=False) if half else None
+        wide = self._wide_tile(n, k, rows, gated=False) if half else None
         tile = skinny_tile(self._capability, n, k, rows, gated=False) if half else None
+        tiled = middle_tile(self._capability, n, k, rows) if half else None
+        if self._ours:
+            tiled = tiled_tile(self._capability, n, k, rows)
         if slab is not None:
             from octavo.kernels.linear_slab import slab_product
 
             slab_product(x, self.weight, self.bias, out, rows, slab)
+        elif wide is not None:
+            from octavo.kernels.linear_hopper import wide_product
+
+            wide_product(x, self.weight, self.bias, out, rows, wide)
         elif tile is not None:
             skinny_product(x, self.weight, self.bias, out, rows, tile)
-        elif self._ours:
-            tiled_product(x, self.weight, self.bias, out, rows, tiled_tile(self._capability, n, k, rows))
+        elif tiled is not None:
+            tiled_product(x, self.weight, self.bias, out, rows, tiled)
         elif not compiling():
             self._cublas(x[:rows], out[:rows])
 
@@ -153,15 +171,20 @@ class Dense:
             activation: "silu", "gelu" or "gelu_tanh".
         """
         n, k = self.weight.shape
-        slab = tile = tiled = None
+        slab = wide = tile = tiled = None
         if self.weight.dtype != torch.float32 and self.bias is None:
             slab = self._slab_tile(n // 2, k, rows, gated=True)
+            wide = self._wide_tile(n // 2, k, rows, gated=True)
             tile = skinny_tile(self._capability, n // 2, k, rows, gated=True)
             tiled = gated_tile(self._capability, n // 2, rows)
         if slab is not None:
             from octavo.kernels.linear_slab import slab_gated
 
             slab_gated(x, self.weight, out, rows, slab, activation)
+        elif wide is not None:
+            from octavo.kernels.linear_hopper import wide_gated
+
+            wide_gated(x, self.weight, out, rows, wide, activation)
         elif tile is not None:
             skinny_gated(x, self.weight, out, rows, tile, activation)
         elif tiled is not None:
@@ -173,6 +196,11 @@ class Dense:
     def _slab_tile(self, n: int, k: int, rows: int, *, gated: bool) -> SlabTile | None:
         """As `slab_tile`, where this Triton has what its kernel takes."""
         tile = slab_tile(self._capability, n, k, rows, gated=gated)
+        return tile if tile is not None and gluon_serves() else None
+
+    def _wide_tile(self, n: int, k: int, rows: int, *, gated: bool) -> WideTile | None:
+        """As `wide_tile`, likewise."""
+        tile = wide_tile(self._capability, n, k, rows, gated=gated)
         return tile if tile is not None and gluon_serves() else None
 
     def _cublas(self, x: torch.Tensor, out: torch.Tensor) -> None:

@@ -9,20 +9,29 @@ import dataclasses
 
 __all__ = [
     "MAX_SKINNY_ROWS",
+    "MAX_WIDE_ROWS",
     "SkinnyTile",
     "SlabTile",
     "TiledTile",
+    "WideTile",
     "cublas_is_invariant",
     "gated_tile",
+    "middle_tile",
     "skinny_tile",
     "slab_tile",
     "tiled_tile",
+    "wide_tile",
 ]
 
 MAX_SKINNY_ROWS = 64
 MAX_SLAB_ROWS = 8
 _SMALL_SHARED_MEMORY = (12, 0)
 """From here on a program has 99 KB again: Hopper's tiles do not fit, and cuBLAS serves."""
+
+_HOPPER_PROCESSORS = 132
+MAX_WIDE_ROWS = 256
+_MAX_WIDE_WEIGHTS = 8 << 20
+"""Elements. Larger products take as long as their weights need from memory, by cuBLAS as by ours."""
 
 _SLAB_PIECE = 1024
 _MAX_SLAB_PIECES = 3
@@ -87,6 +96,21 @@ class TiledTile:
     group: int = 8
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class WideTile:
+    """How `linear_hopper` cuts a product.
+
+    Attributes:
+        rows: height of a tile, 64 or 128.
+        columns: its width.
+        stages: steps of K whose loads are under way.
+    """
+
+    rows: int
+    columns: int
+    stages: int
+
+
 def cublas_is_invariant(capability: tuple[int, int]) -> bool:
     """Whether cuBLASLt, held from splitting K, gives a row the same bits at every number of rows.
 
@@ -147,8 +171,56 @@ def gated_tile(capability: tuple[int, int], n: int, rows: int) -> TiledTile | No
     if not (9, 0) <= capability < _SMALL_SHARED_MEMORY:
         return None
     if n <= 4096:
-        return TiledTile(64, 64, 4, 6) if rows <= 256 else None
+        # Of more than 128 rows there are more tiles than multiprocessors: so few stages that two fit on one.
+        return TiledTile(64, 64, 4, 6 if rows <= 128 else 4) if rows <= 256 else None
+    if rows <= 64:
+        return TiledTile(64, 64, 4, 4)
     return TiledTile(128, 128, 8, 4) if rows <= 128 else None
+
+
+def middle_tile(capability: tuple[int, int], n: int, k: int, rows: int) -> TiledTile | None:
+    """The tile of a product of some dozen rows, too large for `wide_tile`; None where it is not the one to use.
+
+    Args:
+        capability: of the card.
+        n: columns of the result.
+        k: summed.
+        rows: of x.
+    """
+    if not (9, 0) <= capability < _SMALL_SHARED_MEMORY or not 32 < rows <= 64:
+        return None
+    if n > 8192 or k > 4096 or n * k <= _MAX_WIDE_WEIGHTS:
+        return None
+    return TiledTile(64, 32 if n > 4096 else 16, 4, 8)
+
+
+def wide_tile(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: bool) -> WideTile | None:
+    """The tile of a product whose weights are asked for before the kernel ahead has ended; None where it is not to be.
+
+    The smallest whose programs all run at once, as measured at 64 to 256 rows of a small model's products.
+
+    Args:
+        capability: of the card.
+        n: columns of the result.
+        k: summed.
+        rows: of x.
+        gated: for two products, the gate's and up's.
+    """
+    weights = (1 + gated) * n * k
+    if capability != (9, 0) or k % 64 or rows > MAX_WIDE_ROWS or weights > _MAX_WIDE_WEIGHTS:
+        return None
+    tiles: tuple[WideTile, ...] = (WideTile(64, 16, 8), WideTile(64, 32, 8))
+    if gated:
+        tiles += (WideTile(64, 64, 6),)
+    else:
+        tiles += (WideTile(64, 64, 8), WideTile(128, 64, 6))
+    if rows <= (32 if gated else MAX_SKINNY_ROWS):
+        return None
+    for tile in tiles:
+        if -(-rows // tile.rows) * -(-n // tile.columns) <= _HOPPER_PROCESSORS:
+            return tile
+    # Two of these fit on a multiprocessor.
+    return WideTile(64, 64, 4) if gated else None
 
 
 def _hopper(n: int, k: int, rows: int) -> SkinnyTile | None:

@@ -26,10 +26,9 @@ def _halves(ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, HALF: tl.constexpr)
 
 
 @triton.jit
-def _normed(x, factor, weight, dims, inside, dtype: tl.constexpr):
-    """Values [HEADS, n] times the head's factor [HEADS], rounded, times the weight of their dimension, rounded."""
-    scale = tl.load(weight + dims, mask=inside, other=0.0)
-    return ((x * factor[:, None]).to(dtype).to(tl.float32) * scale[None, :]).to(dtype).to(tl.float32)
+def _normed(x, factor, weight, dtype: tl.constexpr):
+    """Values [HEADS, n] times the head's factor [HEADS], rounded, times the weight [n] of their dimension, rounded."""
+    return ((x * factor[:, None]).to(dtype).to(tl.float32) * weight[None, :]).to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -94,18 +93,25 @@ def _rope_and_cache_kernel(
     turned = tl.arange(0, HALF) < ROTARY // 2
     cos = tl.load(angles, mask=turned, other=0.0)[None, :]
     sin = tl.load(angles + ROTARY // 2, mask=turned, other=0.0)[None, :]
+    first, second = _halves(ROTARY, INTERLEAVED, HALF)
+    others = ROTARY + tl.arange(0, REST if REST else 1)
+    if Q_NORM or K_NORM:
+        is_normed = (Q_NORM and is_q) or (K_NORM and not is_q)
+        norm_ptr = q_norm_ptr if is_q else k_norm_ptr
+        weight_a = tl.load(norm_ptr + first, mask=turned & is_normed, other=0.0)
+        weight_b = tl.load(norm_ptr + second, mask=turned & is_normed, other=0.0)
+        if REST:
+            weight_rest = tl.load(norm_ptr + others, mask=(others < HEAD_DIM) & is_normed, other=0.0)
     await_previous(PDL)
 
     # Every load is under way before the first is waited for.
     dims = tl.arange(0, WIDE)[None, :]
     wide_mask = real[:, None] & (dims < HEAD_DIM) & (not is_q)
     values = tl.load(source + KV_HEADS * HEAD_DIM + rows + dims, mask=wide_mask, other=0.0)
-    first, second = _halves(ROTARY, INTERLEAVED, HALF)
     mask = real[:, None] & turned[None, :]
     a = tl.load(source + rows + first[None, :], mask=mask, other=0.0).to(tl.float32)
     b = tl.load(source + rows + second[None, :], mask=mask, other=0.0).to(tl.float32)
     if REST:
-        others = ROTARY + tl.arange(0, REST)
         rest_mask = real[:, None] & (others < HEAD_DIM)[None, :]
         rest = tl.load(source + rows + others[None, :], mask=rest_mask, other=0.0).to(tl.float32)
 
@@ -114,12 +120,11 @@ def _rope_and_cache_kernel(
         if REST:
             squares += tl.sum(rest * rest, axis=1)
         factor = tl.rsqrt(squares / HEAD_DIM + eps)
-        if (Q_NORM and is_q) or (K_NORM and not is_q):
-            weight = q_norm_ptr if is_q else k_norm_ptr
-            a = _normed(a, factor, weight, first, turned, dtype)
-            b = _normed(b, factor, weight, second, turned, dtype)
+        if is_normed:
+            a = _normed(a, factor, weight_a, dtype)
+            b = _normed(b, factor, weight_b, dtype)
             if REST:
-                rest = _normed(rest, factor, weight, others, others < HEAD_DIM, dtype)
+                rest = _normed(rest, factor, weight_rest, dtype)
 
     x = a * cos - b * sin
     y = b * cos + a * sin

@@ -245,7 +245,9 @@ def test_whole_rows_on_hopper(device: torch.device, dtype: torch.dtype, window: 
     work.values.fill_(math.nan)
     work.stats.fill_(math.nan)
     step.plan(work)
-    assert 0 in work.row_plan[:240:4, 0].tolist()
+    partials = work.row_plan[:240:4, 0].tolist()
+    assert 0 in partials
+    assert max(partials) > 1
     for _ in range(3):
         out = torch.full_like(right, UNTOUCHED)
         decode_attention(step.qkv, out, step.cache, step.tables, work, step.shape, tokens=243, grouped=False)

@@ -9,7 +9,14 @@ import pytest
 import torch
 from octavo.kernels.attention import CHUNK, AttentionShape
 from octavo.kernels.attention_decode_tables import decode_config
-from octavo.kernels.attention_work import AttentionWork, decode_launch, device_limits, plan_attention, work_bytes
+from octavo.kernels.attention_work import (
+    AttentionWork,
+    decode_launch,
+    device_limits,
+    plan_attention,
+    split_rows,
+    work_bytes,
+)
 from octavo.kernels.linear_tables import skinny_tile, slab_tile
 
 SIZE = 16
@@ -29,22 +36,21 @@ class Lists:
         rest: list[list[int]] = []
         by_row: list[list[int]] = []
         self.row_plan: list[list[int]] = []
-        left = sum(-(-length // CHUNK) - self.first_chunk(length, work) for _, length, _ in rows[:decode])
+        self.split_rows = 0
+        whole: list[list[int]] = []
+        before = 0
         programs = work.processors * decode_launch(work, len(rows)).programs
         shared = {row: blocks * SIZE // CHUNK for members, blocks in groups for row in members}
         for row, (slot, length, _) in enumerate(rows[:decode]):
             visible = max(0, length - work.window) if work.window else 0
             chunks = range(self.first_chunk(length, work), -(-length // CHUNK))
-            left -= len(chunks)
-            if (
-                work.on_hopper
-                and decode > 32
-                and not (groups and work.members)
-                and left * work.decode_parts >= 3 * programs
-            ):
+            enough = before * work.decode_parts >= 3 * programs
+            before += len(chunks)
+            if work.on_hopper and decode > 32 and not (groups and work.members) and enough:
                 self.row_plan.append([0, length - 1])
-                by_row.append([row, slot, visible, length, -1, length - 1])
+                whole.append([row, slot, visible, length, -1, length - 1])
                 continue
+            self.split_rows = row + 1
             partial = len(chunks) > 1
             self.row_plan.append([len(chunks) if partial else 0, length - 1])
             for i, chunk in enumerate(chunks):
@@ -55,7 +61,7 @@ class Lists:
                     (rest if i == len(chunks) - 1 else full).append(item)
                     by_row.append(item)
         # Last chunks are apart from the others where rows are few; whether before or after is for speed alone.
-        self.decode = [rest + full, full + rest] if decode <= 32 else [by_row]
+        self.decode = [rest + full, full + rest] if decode <= 32 else [whole + by_row]
         self.groups: list[list[int]] = []
         first = 0
         for members, blocks in groups:
@@ -125,6 +131,7 @@ def check(
     assert work.group_items[: totals[1], :4].tolist() == expected.groups
     assert work.prompt_items[: totals[2]].tolist() == expected.prompt
     assert work.row_plan[:decode].tolist() == expected.row_plan
+    assert split_rows(work, len(rows), grouped=bool(groups)) >= expected.split_rows
     members = [row for group, _ in groups for row in group]
     if groups:
         assert work.member_rows[: len(members)].tolist() == members
@@ -168,16 +175,19 @@ def test_many_rows(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 700])
-def test_many_rows_on_hopper_are_items_whole_but_for_the_last(device: torch.device, window: int) -> None:
-    rows = [(row, 1 + 61 * row, 1) for row in range(60)]
+def test_many_rows_on_hopper_are_items_whole_but_for_the_first(device: torch.device, window: int) -> None:
+    rows = [(row, 1 + 61 * row, 1) for row in reversed(range(60))]
     work = AttentionWork(64, 4000, 64, shape(), window, device, on_hopper=True)
     work.processors = 8
     plan(rows, len(rows), [], work, device)
     check(rows, len(rows), [], work)
     partials = work.row_plan[: len(rows), 0].tolist()
-    assert not any(partials[:40])
-    assert partials[-1]
+    assert not any(partials[-40:])
+    assert partials[0]
+    # The merge does not look at rows that cannot have partials.
+    assert split_rows(work, len(rows), grouped=False) == 32
     if not window:
+        assert split_rows(work, len(rows), grouped=True) == len(rows)
         plan(rows, len(rows), [([0, 59], 0)], work, device)
         check(rows, len(rows), [([0, 59], 0)], work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -15,13 +16,17 @@ from octavo.kernels.linear import Dense, configure_cublas
 from octavo.kernels.linear_skinny import skinny_gated, skinny_product
 from octavo.kernels.linear_tables import (
     MAX_SLAB_ROWS,
+    MAX_WIDE_ROWS,
     SkinnyTile,
     TiledTile,
+    WideTile,
     cublas_is_invariant,
     gated_tile,
+    middle_tile,
     skinny_tile,
     slab_tile,
     tiled_tile,
+    wide_tile,
 )
 from octavo.kernels.linear_tiled import tiled_gated, tiled_product
 
@@ -33,6 +38,8 @@ SKINNY = [
 ]
 TILED = [TiledTile(16, 32, 2, 3), TiledTile(64, 64, 4, 3)]
 UNTOUCHED = 7.0
+# More rows than any product of ours takes on Hopper: cuBLAS computes them.
+MANY = MAX_WIDE_ROWS + 1
 
 
 def random(*shape: int, dtype: torch.dtype, device: torch.device, spread: float = 1.0) -> torch.Tensor:
@@ -178,12 +185,14 @@ def test_a_row_has_the_same_bits_alone_and_among_others(
         x, weight, offsets = operands(2048, n, k, dtype, device)
         dense = Dense(weight, offsets if bias else None)
         for out_dtype in (dtype, torch.float32):
-            alone, together = (torch.empty(2048, n, dtype=out_dtype, device=device) for _ in range(2))
-            dense.forward(x, alone, 1)
-            for rows in (2, 7, 8, 16, 31, 32, 64, 65, 96, 128, 129, 256, 1000, 2048):
-                dense.forward(x, together, rows)
-                assert together[0].equal(alone[0]), rows
-            assert_exact(together, x, weight, dense.bias, 2048)
+            whole = torch.empty(2048, n, dtype=out_dtype, device=device)
+            dense.forward(x, whole, 2048)
+            assert_exact(whole, x, weight, dense.bias, 2048)
+            for rows in (1, 2, 7, 8, 16, 31, 32, 33, 48, 64, 65, 96, 127, 128, 129, 200, 256, 257, 1000):
+                some = untouched(rows, n, out_dtype, device)
+                dense.forward(x, some, rows)
+                assert some[:rows].equal(whole[:rows]), rows
+                assert (some[rows:] == UNTOUCHED).all()
     finally:
         restore()
 
@@ -195,14 +204,16 @@ def test_gated_has_the_same_bits_at_every_number_of_rows(
 ) -> None:
     restore = configure_cublas()
     try:
-        x, weight, _ = operands(257, 2 * n, k, dtype, device)
+        x, weight, _ = operands(300, 2 * n, k, dtype, device)
         dense = Dense(weight)
-        scratch = torch.empty(257, 2 * n, dtype=dtype, device=device)
-        alone, together = (torch.empty(257, n, dtype=dtype, device=device) for _ in range(2))
-        dense.gated(x, scratch, alone, 1, "silu")
-        for rows in (2, 8, 16, 32, 64, 65, 128, 129, 256, 257):
-            dense.gated(x, scratch, together, rows, "silu")
-            assert together[0].equal(alone[0]), rows
+        scratch = torch.empty(300, 2 * n, dtype=dtype, device=device)
+        whole = torch.empty(300, n, dtype=dtype, device=device)
+        dense.gated(x, scratch, whole, 300, "silu")
+        for rows in (1, 2, 8, 16, 32, 33, 64, 65, 100, 128, 129, 200, 256, 257):
+            some = untouched(rows, n, dtype, device)
+            dense.gated(x, scratch, some, rows, "silu")
+            assert some[:rows].equal(whole[:rows]), rows
+            assert (some[rows:] == UNTOUCHED).all()
     finally:
         restore()
 
@@ -226,13 +237,12 @@ def test_slabs_have_cublas_s_bits(k: int, n: int, with_bias: bool, device: torch
     capability = slab_card()
     restore = configure_cublas()
     try:
-        x, weight, offsets = operands(128, n, k, dtype, device)
+        x, weight, offsets = operands(MANY, n, k, dtype, device)
         bias = offsets if with_bias else None
         for out_dtype in (dtype, torch.float32):
-            whole = untouched(128, n, out_dtype, device)
-            # More rows than any product of ours takes.
-            Dense(weight, bias).forward(x, whole, 128)
-            assert_exact(whole, x, weight, bias, 128)
+            whole = untouched(MANY, n, out_dtype, device)
+            Dense(weight, bias).forward(x, whole, MANY)
+            assert_exact(whole, x, weight, bias, MANY)
             for rows in range(1, MAX_SLAB_ROWS + 1):
                 tile = slab_tile(capability, n, k, rows, gated=False)
                 assert tile is not None
@@ -256,10 +266,10 @@ def test_slabs_of_gate_and_up_have_the_bits_of_cublas_and_an_activation(
     capability = slab_card()
     restore = configure_cublas()
     try:
-        x, weight, _ = operands(128, 2 * n, 1024, dtype, device)
-        both, whole = untouched(128, 2 * n, dtype, device), untouched(128, n, dtype, device)
-        Dense(weight).forward(x, both, 128)
-        act_and_mul(both, whole, 128, activation)
+        x, weight, _ = operands(MANY, 2 * n, 1024, dtype, device)
+        both, whole = untouched(MANY, 2 * n, dtype, device), untouched(MANY, n, dtype, device)
+        Dense(weight).forward(x, both, MANY)
+        act_and_mul(both, whole, MANY, activation)
         for rows in range(1, MAX_SLAB_ROWS + 1):
             tile = slab_tile(capability, n, 1024, rows, gated=True)
             assert tile is not None
@@ -270,6 +280,104 @@ def test_slabs_of_gate_and_up_have_the_bits_of_cublas_and_an_activation(
             assert (out[rows:] == UNTOUCHED).all()
     finally:
         restore()
+
+
+def wide_card() -> tuple[int, int]:
+    """The card's capability; skips where `linear_hopper` is not used."""
+    capability = torch.cuda.get_device_capability()
+    if capability != (9, 0) or not gluon_serves():
+        pytest.skip("for Hopper, and for the Triton it is written for")
+    return capability
+
+
+WIDE = [WideTile(64, 16, 8), WideTile(64, 32, 3), WideTile(64, 64, 4), WideTile(128, 64, 6), WideTile(128, 32, 2)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(32, 64), (1000, 192), (1024, 2048), (1024, 3072), (4096, 1024)])
+def test_wide_products_have_cublas_s_bits(
+    n: int, k: int, with_bias: bool, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Columns that fill no tile among them, fewer steps than stages, and rows behind the last that are NaN."""
+    wide_card()
+    from octavo.kernels.linear_hopper import wide_product
+
+    restore = configure_cublas()
+    try:
+        x, weight, offsets = operands(MANY, n, k, dtype, device)
+        bias = offsets if with_bias else None
+        for out_dtype in (dtype, torch.float32):
+            whole = untouched(MANY, n, out_dtype, device)
+            Dense(weight, bias).forward(x, whole, MANY)
+            assert_exact(whole, x, weight, bias, MANY)
+            for rows in (1, 63, 64, 65, 129, 255, 256):
+                some = x[: rows + 1].clone()
+                some[rows] = torch.nan
+                for tile in WIDE:
+                    out = untouched(rows, n, out_dtype, device)
+                    wide_product(some, weight, bias, out, rows, tile)
+                    assert out[:rows].equal(whole[:rows]), (rows, tile, out_dtype)
+                    assert (out[rows:] == UNTOUCHED).all()
+    finally:
+        restore()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("n", [16, 1000, 3072])
+def test_wide_gate_and_up_have_the_bits_of_cublas_and_an_activation(
+    n: int, activation: str, device: torch.device, dtype: torch.dtype
+) -> None:
+    wide_card()
+    from octavo.kernels.linear_hopper import wide_gated
+
+    restore = configure_cublas()
+    try:
+        x, weight, _ = operands(MANY, 2 * n, 1024, dtype, device)
+        both, whole = untouched(MANY, 2 * n, dtype, device), untouched(MANY, n, dtype, device)
+        Dense(weight).forward(x, both, MANY)
+        act_and_mul(both, whole, MANY, activation)
+        for rows in (1, 64, 65, 130, 256):
+            some = x[: rows + 1].clone()
+            some[rows] = torch.nan
+            for tile in WIDE:
+                out = untouched(rows, n, dtype, device)
+                wide_gated(some, weight, out, rows, tile, activation)
+                assert out[:rows].equal(whole[:rows]), (rows, tile)
+                assert (out[rows:] == UNTOUCHED).all()
+    finally:
+        restore()
+
+
+@pytest.mark.gpu
+def test_wide_products_find_what_the_kernel_before_wrote(device: torch.device, dtype: torch.dtype) -> None:
+    """A chain of products in a graph, each of which starts while the one before runs, has the bits of one by one."""
+    wide_card()
+    from octavo.kernels.linear_hopper import wide_product
+
+    tile, rows, n = WideTile(64, 64, 8), 200, 1024
+    x, weight, _ = operands(rows, n, n, dtype, device)
+    ring = [x] + [untouched(rows, n, dtype, device) for _ in range(8)]
+
+    def chain(*, apart: bool) -> None:
+        for source, target in itertools.pairwise(ring):
+            wide_product(source, weight, None, target, rows, tile)
+            if apart:
+                torch.cuda.synchronize()
+
+    chain(apart=True)
+    right = [result[:rows].clone() for result in ring[1:]]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain(apart=False)
+    for _ in range(50):
+        for result in ring[1:]:
+            result.fill_(torch.nan)
+        graph.replay()
+        assert [torch.equal(result[:rows], wanted) for result, wanted in zip(ring[1:], right, strict=True)] == [
+            True
+        ] * 8
 
 
 @pytest.mark.parametrize("rows", [1, 20, 70])
@@ -301,6 +409,8 @@ def test_tables_cover_every_number_of_rows() -> None:
                 assert tiled_tile(capability, n, k, rows).rows >= 16
                 gated_tiled = gated_tile(capability, n, rows)
                 assert gated_tiled is None or gated_tiled.columns >= 16
+                middle = middle_tile(capability, n, k, rows)
+                assert middle is None or middle.rows >= rows
     assert not cublas_is_invariant((8, 9))
     assert cublas_is_invariant((9, 0))
 
@@ -319,6 +429,27 @@ def test_slabs_are_for_few_rows_on_hopper_and_later(k: int, gated: bool) -> None
             assert 2 * k * ((1 + gated) * tile.columns + tile.rows) <= 227 << 10
     assert slab_tile((9, 0), 1024, k, MAX_SLAB_ROWS + 1, gated=gated) is None
     assert slab_tile((9, 0), 1024, k + 16, 1, gated=gated) is None
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "gated"), [(4096, 1024, False), (1024, 2048, False), (1024, 3072, False), (3072, 1024, True)]
+)
+def test_wide_tiles_run_all_at_once_on_hopper(n: int, k: int, gated: bool) -> None:
+    for rows in (65, 96, 128, 129, 200, MAX_WIDE_ROWS):
+        for capability in ((0, 0), (8, 0), (8, 9), (10, 0), (12, 0)):
+            assert wide_tile(capability, n, k, rows, gated=gated) is None
+        tile = wide_tile((9, 0), n, k, rows, gated=gated)
+        assert tile is not None
+        programs = -(-rows // tile.rows) * -(-n // tile.columns)
+        shared = 2 * 64 * tile.stages * (tile.rows + (1 + gated) * tile.columns)
+        assert shared <= 220 << 10
+        assert programs <= 132 * (227 << 10) // shared
+        assert programs <= 2 * 132
+    assert wide_tile((9, 0), n, k, MAX_WIDE_ROWS + 1, gated=gated) is None
+    assert wide_tile((9, 0), n, k + 16, 128, gated=gated) is None
+    # What is bound by its weights' way from memory is left to cuBLAS.
+    assert wide_tile((9, 0), 6144, 4096, 128, gated=False) is None
+    assert wide_tile((9, 0), 14336, 4096, 128, gated=True) is None
 
 
 def test_cublas_settings_can_be_put_back() -> None:
