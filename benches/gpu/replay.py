@@ -10,17 +10,19 @@ from typing import Any, TypeVar
 
 import torch
 from octavo.kernels import launch, linear
-from octavo.kernels.linear_tables import SkinnyTile, SlabTile
+from octavo.kernels.linear_tables import SkinnyTile, SlabTile, TiledTile, WideTile
 from octavo.layers.cuda_inputs import has_groups, has_prompts
 from octavo.runner.warm import KernelCompiler
 
-__all__ = ["Products", "Replay", "compiled", "nothing", "replaced", "without_overlap"]
+__all__ = ["Products", "Replay", "Tile", "compiled", "nothing", "replaced", "without_overlap"]
 
 _THREADS = 14
 _REPEATS = 10
 _WARM_REPLAYS = 2
 
+Tile = SkinnyTile | SlabTile | TiledTile | WideTile | None
 Key = TypeVar("Key", bound=Hashable)
+Kind = TypeVar("Kind", SkinnyTile, SlabTile, TiledTile, WideTile)
 
 
 class Replay:
@@ -99,27 +101,46 @@ class Products:
     """
 
     def __init__(self) -> None:
-        self.forced: dict[tuple[int, int, bool], SkinnyTile | SlabTile | None] = {}
+        self.forced: dict[tuple[int, int, bool], Tile] = {}
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
         """Have dense layers ask this."""
-        slab_table, skinny_table = linear.slab_tile, linear.skinny_tile
+        slab_table, skinny_table, wide_table = linear.slab_tile, linear.skinny_tile, linear.wide_tile
+        middle_table, gated_table = linear.middle_tile, linear.gated_tile
 
         def slab(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: bool) -> SlabTile | None:
             if (n, k, gated) in self.forced:
-                forced = self.forced[n, k, gated]
-                return forced if isinstance(forced, SlabTile) else None
+                return _only(self.forced[n, k, gated], SlabTile)
             return slab_table(capability, n, k, rows, gated=gated)
 
         def skinny(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: bool) -> SkinnyTile | None:
             if (n, k, gated) in self.forced:
-                forced = self.forced[n, k, gated]
-                return forced if isinstance(forced, SkinnyTile) else None
+                return _only(self.forced[n, k, gated], SkinnyTile)
             return skinny_table(capability, n, k, rows, gated=gated)
 
-        with replaced(linear, slab_tile=slab, skinny_tile=skinny):
+        def wide(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: bool) -> WideTile | None:
+            if (n, k, gated) in self.forced:
+                return _only(self.forced[n, k, gated], WideTile)
+            return wide_table(capability, n, k, rows, gated=gated)
+
+        def middle(capability: tuple[int, int], n: int, k: int, rows: int) -> TiledTile | None:
+            if (n, k, False) in self.forced:
+                return _only(self.forced[n, k, False], TiledTile)
+            return middle_table(capability, n, k, rows)
+
+        def gated(capability: tuple[int, int], n: int, rows: int) -> TiledTile | None:
+            for key, tile in self.forced.items():
+                if key[0] == n and key[2]:
+                    return _only(tile, TiledTile)
+            return gated_table(capability, n, rows)
+
+        with replaced(linear, slab_tile=slab, skinny_tile=skinny, wide_tile=wide, middle_tile=middle, gated_tile=gated):
             yield
+
+
+def _only(tile: Tile, kind: type[Kind]) -> Kind | None:
+    return tile if isinstance(tile, kind) else None
 
 
 def compiled(calls: Mapping[Key, Callable[[], object]]) -> set[Key]:

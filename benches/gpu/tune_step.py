@@ -24,11 +24,25 @@ from octavo.kernels.attention_decode_tables import DecodeConfig, group_config
 from octavo.kernels.attention_group import launch_group
 from octavo.kernels.attention_work import decode_launch
 from octavo.kernels.linear import Dense
+from octavo.kernels.linear_hopper import wide_gated, wide_product
 from octavo.kernels.linear_skinny import skinny_gated, skinny_product
 from octavo.kernels.linear_slab import slab_gated, slab_product
-from octavo.kernels.linear_tables import MAX_SKINNY_ROWS, SkinnyTile, SlabTile, skinny_tile, slab_tile
+from octavo.kernels.linear_tables import (
+    MAX_SKINNY_ROWS,
+    MAX_WIDE_ROWS,
+    SkinnyTile,
+    SlabTile,
+    TiledTile,
+    WideTile,
+    gated_tile,
+    middle_tile,
+    skinny_tile,
+    slab_tile,
+    wide_tile,
+)
+from octavo.kernels.linear_tiled import tiled_gated, tiled_product
 from octavo.layers.cuda_inputs import has_groups, has_prompts
-from replay import Products, Replay, compiled, nothing, replaced, without_overlap
+from replay import Products, Replay, Tile, compiled, nothing, replaced, without_overlap
 from step_engine import DEVICE, Engine, settings, synchronize
 
 PARTS = ("ablate", "products", "attention")
@@ -54,6 +68,11 @@ UPRIGHT = (
 # (columns, warps)
 SLABS = ((16, 1), (16, 2), (16, 4), (32, 2), (32, 4))
 SLAB_PIECE, MOST_SLAB_PIECES, MOST_SLAB_ROWS = 1024, 3, 32
+# (rows, columns, stages)
+WIDE = ((64, 16, 8), (64, 32, 8), (64, 64, 4), (64, 64, 6), (64, 64, 8), (128, 32, 8), (128, 64, 6), (128, 128, 4))
+WIDE_DEPTH, LEAST_WIDE_ROWS = 64, 32
+# (rows, columns, warps, stages)
+TILED = ((64, 16, 4, 8), (64, 32, 4, 8), (64, 64, 4, 4), (64, 64, 4, 8), (128, 64, 8, 6), (128, 128, 8, 4))
 SHARED_BYTES = 220_000
 
 DECODE_CONFIGS = (
@@ -81,8 +100,6 @@ GROUP_CONFIGS = (
     DecodeConfig(8, 2, 2),
     DecodeConfig(8, 3, 1),
 )
-
-Tile = SkinnyTile | SlabTile | None
 
 
 def timed(replay: Replay, repeats: int = FEW_REPEATS) -> float | None:
@@ -164,20 +181,26 @@ class Product:
         self._scratch = torch.empty(rows, 2 * n, **like)
         self._like = like
 
-    def candidates(self) -> list[SkinnyTile | SlabTile]:
+    def candidates(self) -> list[SkinnyTile | SlabTile | TiledTile | WideTile]:
         """Tiles that may serve."""
         _, k, gated = self.key
         rows = self._rows
-        height = next((height for height in (8, 16, 32, 64) if rows <= height), None)
-        if height is None or rows > MAX_SKINNY_ROWS or self._dense.weight.dtype == torch.float32:
+        if rows > MAX_WIDE_ROWS or self._dense.weight.dtype == torch.float32:
             return []
-        tiles: list[SkinnyTile | SlabTile] = [SkinnyTile(True, height, *rest) for rest in SWAPPED]
-        tiles += [SkinnyTile(False, max(height, 16), *rest) for rest in UPRIGHT]
-        pieces, rest = divmod(k, SLAB_PIECE)
-        if rest == 0 and pieces <= MOST_SLAB_PIECES and height <= MOST_SLAB_ROWS:
-            for columns, warps in SLABS:
-                if 2 * k * (columns * (1 + gated) + height) <= SHARED_BYTES:
-                    tiles.append(SlabTile(height, columns, SLAB_PIECE, pieces, warps))
+        tiles: list[SkinnyTile | SlabTile | TiledTile | WideTile] = []
+        height = next((height for height in (8, 16, 32, 64) if rows <= height), None)
+        if height is not None and rows <= MAX_SKINNY_ROWS:
+            tiles += [SkinnyTile(True, height, *rest) for rest in SWAPPED]
+            tiles += [SkinnyTile(False, max(height, 16), *rest) for rest in UPRIGHT]
+            pieces, rest = divmod(k, SLAB_PIECE)
+            if rest == 0 and pieces <= MOST_SLAB_PIECES and height <= MOST_SLAB_ROWS:
+                for columns, warps in SLABS:
+                    if 2 * k * (columns * (1 + gated) + height) <= SHARED_BYTES:
+                        tiles.append(SlabTile(height, columns, SLAB_PIECE, pieces, warps))
+        if height is None or height > LEAST_WIDE_ROWS:
+            if self._dense._capability == (9, 0) and k % WIDE_DEPTH == 0:
+                tiles += [WideTile(*rest) for rest in WIDE if rest[0] < 2 * rows]
+            tiles += [TiledTile(*rest) for rest in TILED if rest[0] < 2 * rows]
         return tiles
 
     def force(self, products: Products, tile: Tile) -> None:
@@ -193,18 +216,26 @@ class Product:
         products.forced.pop(self.key, None)
         products.forced.pop((2 * n, k, False), None)
 
-    def launch(self, tile: SkinnyTile | SlabTile) -> None:
+    def launch(self, tile: SkinnyTile | SlabTile | TiledTile | WideTile) -> None:
         """Launch a tile's kernel, whatever the tables say."""
-        weight, bias, rows, out = self._dense.weight, self._dense.bias, self._rows, self._out()
-        if self.key[2]:
-            if isinstance(tile, SlabTile):
-                slab_gated(self._x, weight, out, rows, tile, self._activation)
-            else:
-                skinny_gated(self._x, weight, out, rows, tile, self._activation)
+        x, weight, bias, rows, out = self._x, self._dense.weight, self._dense.bias, self._rows, self._out()
+        gated = self.key[2]
+        if isinstance(tile, SlabTile) and gated:
+            slab_gated(x, weight, out, rows, tile, self._activation)
         elif isinstance(tile, SlabTile):
-            slab_product(self._x, weight, bias, out, rows, tile)
+            slab_product(x, weight, bias, out, rows, tile)
+        elif isinstance(tile, WideTile) and gated:
+            wide_gated(x, weight, out, rows, tile, self._activation)
+        elif isinstance(tile, WideTile):
+            wide_product(x, weight, bias, out, rows, tile)
+        elif isinstance(tile, TiledTile) and gated:
+            tiled_gated(x, weight, out, rows, tile, self._activation)
+        elif isinstance(tile, TiledTile):
+            tiled_product(x, weight, bias, out, rows, tile)
+        elif gated:
+            skinny_gated(x, weight, out, rows, tile, self._activation)
         else:
-            skinny_product(self._x, weight, bias, out, rows, tile)
+            skinny_product(x, weight, bias, out, rows, tile)
 
     def result(self) -> torch.Tensor:
         """What the dense layer computes of random numbers, by whatever is in force."""
@@ -218,17 +249,23 @@ class Product:
     def now(self) -> str:
         """What the tables say."""
         n, k, gated = self.key
-        slab = slab_tile(self._dense._capability, n, k, self._rows, gated=gated)
-        return named(slab or skinny_tile(self._dense._capability, n, k, self._rows, gated=gated))
+        capability, rows = self._dense._capability, self._rows
+        tile: Tile = slab_tile(capability, n, k, rows, gated=gated) or wide_tile(capability, n, k, rows, gated=gated)
+        tile = tile or skinny_tile(capability, n, k, rows, gated=gated)
+        return named(tile or (gated_tile(capability, n, rows) if gated else middle_tile(capability, n, k, rows)))
 
     def _out(self) -> torch.Tensor:
         return torch.zeros(self._rows, self.key[0], **self._like)
 
 
 def named(tile: Tile) -> str:
-    """Such as `slab 16,2` (columns, warps), or `swapped 8: 32,128,2,5` (columns, depth, warps, stages)."""
+    """Such as `slab 8: 16,2` (rows, columns, warps), or `swapped 8: 32,128,2,5` (columns, depth, warps, stages)."""
     if tile is None:
         return "cublas"
+    if isinstance(tile, WideTile):
+        return f"wide {tile.rows}: {tile.columns},{tile.stages}"
+    if isinstance(tile, TiledTile):
+        return f"tiled {tile.rows}: {tile.columns},{tile.warps},{tile.stages}"
     if isinstance(tile, SlabTile):
         return f"slab {tile.rows}: {tile.columns},{tile.warps}"
     way = "swapped" if tile.swap else "upright"
@@ -260,7 +297,7 @@ def tune_products(replay: Replay) -> None:
         for tile in product.candidates()
     }
     if not calls:
-        print(f"  products: cuBLAS computes more than {MAX_SKINNY_ROWS} rows; nothing to choose")
+        print(f"  products: nothing to choose for more than {MAX_WIDE_ROWS} rows")
         return
     begin = time.perf_counter()
     good = compiled(calls)
