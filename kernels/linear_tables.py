@@ -175,7 +175,8 @@ def gated_tile(capability: tuple[int, int], n: int, rows: int) -> TiledTile | No
         return TiledTile(64, 64, 4, 6 if rows <= 128 else 4) if rows <= 256 else None
     if rows <= 64:
         return TiledTile(64, 64, 4, 4)
-    return TiledTile(128, 128, 8, 4) if rows <= 128 else None
+    # Of 65 to 96 rows cuBLAS leaves out a quarter of the work that this tile has.
+    return TiledTile(128, 128, 8, 4) if 96 < rows <= 128 else None
 
 
 def middle_tile(capability: tuple[int, int], n: int, k: int, rows: int) -> TiledTile | None:

@@ -70,7 +70,7 @@ SLABS = ((16, 1), (16, 2), (16, 4), (32, 2), (32, 4))
 SLAB_PIECE, MOST_SLAB_PIECES, MOST_SLAB_ROWS = 1024, 3, 32
 # (rows, columns, stages)
 WIDE = ((64, 16, 8), (64, 32, 8), (64, 64, 4), (64, 64, 6), (64, 64, 8), (128, 32, 8), (128, 64, 6), (128, 128, 4))
-WIDE_DEPTH, LEAST_WIDE_ROWS = 64, 32
+WIDE_DEPTH, LEAST_WIDE_ROWS, MOST_WIDE_SUMS = 64, 32, 128 * 128
 # (rows, columns, warps, stages)
 TILED = ((64, 16, 4, 8), (64, 32, 4, 8), (64, 64, 4, 4), (64, 64, 4, 8), (128, 64, 8, 6), (128, 128, 8, 4))
 SHARED_BYTES = 220_000
@@ -199,9 +199,14 @@ class Product:
                         tiles.append(SlabTile(height, columns, SLAB_PIECE, pieces, warps))
         if height is None or height > LEAST_WIDE_ROWS:
             if self._dense._capability == (9, 0) and k % WIDE_DEPTH == 0:
-                tiles += [WideTile(*rest) for rest in WIDE if rest[0] < 2 * rows]
+                tiles += [WideTile(*rest) for rest in WIDE if rest[0] < 2 * rows and self._fits(*rest)]
             tiles += [TiledTile(*rest) for rest in TILED if rest[0] < 2 * rows]
         return tiles
+
+    def _fits(self, rows: int, columns: int, stages: int) -> bool:
+        """Whether a wide tile's sums fit in registers, and what it copies in shared memory."""
+        columns *= 1 + self.key[2]
+        return rows * columns <= MOST_WIDE_SUMS and 2 * WIDE_DEPTH * stages * (rows + columns) <= SHARED_BYTES
 
     def force(self, products: Products, tile: Tile) -> None:
         """Have it computed by a tile, or by cuBLAS."""
