@@ -31,7 +31,7 @@ _SMALL_SHARED_MEMORY = (12, 0)
 _HOPPER_PROCESSORS = 132
 MAX_WIDE_ROWS = 256
 _MAX_WIDE_WEIGHTS = 8 << 20
-"""Elements. Larger products take as long as their weights need from memory, by cuBLAS as by ours."""
+"""Elements. Most larger products take as long as their weights need from memory, by cuBLAS as by ours."""
 
 _SLAB_PIECE = 1024
 _MAX_SLAB_PIECES = 3
@@ -198,8 +198,9 @@ def middle_tile(capability: tuple[int, int], n: int, k: int, rows: int) -> Tiled
 def wide_tile(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: bool) -> WideTile | None:
     """The tile of a product whose weights are asked for before the kernel ahead has ended; None where it is not to be.
 
-    As measured on an H200 at 64 to 256 rows of a small model's products. Smaller tiles were faster by a microsecond
-    here and there; each is a kernel more to compile at the start.
+    Those whose programs all run at once, as measured on an H200 at 64 to 256 rows of a small model's products (others
+    were faster by a microsecond here and there; each is a kernel more to compile at the start), and of a large model's
+    where they were faster than cuBLAS.
 
     Args:
         capability: of the card.
@@ -208,16 +209,19 @@ def wide_tile(capability: tuple[int, int], n: int, k: int, rows: int, *, gated: 
         rows: of x.
         gated: for two products, the gate's and up's.
     """
-    weights = (1 + gated) * n * k
-    if capability != (9, 0) or k % 64 or rows > MAX_WIDE_ROWS or weights > _MAX_WIDE_WEIGHTS:
+    if capability != (9, 0) or k % 64 or not (32 if gated else MAX_SKINNY_ROWS) < rows <= MAX_WIDE_ROWS:
         return None
-    if rows <= (32 if gated else MAX_SKINNY_ROWS):
-        return None
-    # All programs run at once; two with four stages fit on a multiprocessor.
-    if gated:
-        tiles = ((WideTile(64, 64, 6), 1), (WideTile(64, 64, 4), 2))
+    # (tile, programs of it that fit on a multiprocessor)
+    tiles: tuple[tuple[WideTile, int], ...]
+    if (1 + gated) * n * k <= _MAX_WIDE_WEIGHTS:
+        if gated:
+            tiles = ((WideTile(64, 64, 6), 1), (WideTile(64, 64, 4), 2))
+        else:
+            tiles = ((WideTile(64, 64, 8), 1), (WideTile(128, 64, 6), 1))
+    elif gated:
+        return WideTile(64, 64, 8) if n > 8192 and rows <= 64 else None
     else:
-        tiles = ((WideTile(64, 64, 8), 1), (WideTile(128, 64, 6), 1))
+        tiles = ((WideTile(128, 64, 8), 1),) if n * k <= 2 * _MAX_WIDE_WEIGHTS and rows > 192 else ()
     for tile, beside in tiles:
         if -(-rows // tile.rows) * -(-n // tile.columns) <= beside * _HOPPER_PROCESSORS:
             return tile

@@ -447,9 +447,12 @@ def test_wide_tiles_run_all_at_once_on_hopper(n: int, k: int, gated: bool) -> No
         assert programs <= 2 * 132
     assert wide_tile((9, 0), n, k, MAX_WIDE_ROWS + 1, gated=gated) is None
     assert wide_tile((9, 0), n, k + 16, 128, gated=gated) is None
-    # What is bound by its weights' way from memory is left to cuBLAS.
-    assert wide_tile((9, 0), 6144, 4096, 128, gated=False) is None
-    assert wide_tile((9, 0), 14336, 4096, 128, gated=True) is None
+    # Most of what is bound by its weights' way from memory is left to cuBLAS.
+    assert wide_tile((9, 0), 6144, 4096, 256, gated=False) is None
+    assert wide_tile((9, 0), 4096, 4096, 192, gated=False) is None
+    assert wide_tile((9, 0), 4096, 4096, 256, gated=False) == WideTile(128, 64, 8)
+    assert wide_tile((9, 0), 14336, 4096, 65, gated=True) is None
+    assert wide_tile((9, 0), 14336, 4096, 64, gated=True) == WideTile(64, 64, 8)
 
 
 def test_cublas_settings_can_be_put_back() -> None:
