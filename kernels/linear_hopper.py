@@ -11,7 +11,7 @@ import triton
 from octavo.kernels.activation import activate
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
-from octavo.kernels.linear_tables import WideTile
+from octavo.kernels.linear_tables import WideTile, wide_tile
 from octavo.kernels.overlap import await_previous, start_next
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -254,20 +254,27 @@ def _described(matrix: torch.Tensor, height: int) -> TensorDescriptor:
 
 
 def compile_cases(capability: int) -> list[CompileCase]:
-    """A few tiles, plain and gated; the kernel is of one generation of GPUs."""
-    cases = []
-    for dtype, bm, bn, stages, activation, bias in (
-        ("bf16", 64, 16, 8, "", False),
-        ("bf16", 128, 64, 6, "", True),
-        ("fp16", 64, 32, 6, "silu", False),
-        ("bf16", 64, 64, 6, "silu", False),
+    """Every tile of the table; the kernel is of one generation of GPUs."""
+    cases: dict[object, CompileCase] = {}
+    for n, k, rows, activation in (
+        (1024, 2048, 128, ""),
+        (4096, 1024, 256, ""),
+        (4096, 4096, 256, ""),
+        (3072, 1024, 128, "silu"),
+        (3072, 1024, 256, "gelu_tanh"),
+        (14336, 4096, 64, "silu"),
     ):
-        arguments = {
-            name: f"tensordesc<{dtype}[{height}, {_DEPTH}],{_TILE!r}>" for name, height in (("x", bm), ("w", bn))
-        }
+        tile = wide_tile(divmod(capability, 10), n, k, rows, gated=activation != "")
+        if tile is None:
+            continue
+        dtype = "fp16" if k == 2048 else "bf16"
+        arguments = {"x": f"tensordesc<{dtype}[{tile.rows}, {_DEPTH}],{_TILE!r}>"}
+        arguments |= {"w": f"tensordesc<{dtype}[{tile.columns}, {_DEPTH}],{_TILE!r}>"}
         arguments |= {"bias_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "rows": "i32", "N": "i32", "steps": "i32"}
-        constants: dict[str, int | str] = {"BM": bm, "BN": bn, "DEPTH": _DEPTH, "STAGES": stages}
-        constants |= {"HAS_BIAS": bias, "ACTIVATION": activation, "COPY_REGISTERS": _COPY_REGISTERS}
-        registers = _registers(WideTile(bm, bn, stages), activation)
-        cases.append(CompileCase(_wide_kernel, arguments, constants, num_warps=4, registers=registers, aligned=("N",)))
-    return cases if capability == 90 else []
+        constants: dict[str, int | str] = {"BM": tile.rows, "BN": tile.columns, "DEPTH": _DEPTH, "STAGES": tile.stages}
+        constants |= {"HAS_BIAS": not activation, "ACTIVATION": activation, "COPY_REGISTERS": _COPY_REGISTERS}
+        registers = _registers(tile, activation)
+        cases[tile, activation] = CompileCase(
+            _wide_kernel, arguments, constants, num_warps=4, registers=registers, aligned=("N",)
+        )
+    return list(cases.values())
