@@ -168,7 +168,7 @@ def decode_launch(work: AttentionWork, tokens: int) -> DecodeConfig:
 def split_rows(work: AttentionWork, tokens: int, *, grouped: bool) -> int:
     """Of so many rows at most, how many of the first there are that may have partials."""
     rows = min(tokens, work.max_num_seqs)
-    decode = decode_launch(work, tokens)
+    decode = decode_launch(work, rows)
     if not _takes_whole(work, decode, grouped):
         return rows
     # Each row has a chunk at least.

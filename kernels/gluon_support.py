@@ -1,6 +1,6 @@
 """Whether the kernels in Gluon can be used, a part of Triton that still changes; others with the same bits stand in.
 
-Triton 3.5 lacks names that they import, and 3.9 has those but compiles neither of them.
+Triton 3.5 lacks names that they import, and 3.9 has those but compiles none of them.
 """
 
 from __future__ import annotations

@@ -153,14 +153,13 @@ def _wide_kernel(
     """Store x @ W^T (+ bias), or activation(x @ gate^T) * (x @ up^T)."""
     start_next(PDL)
     dtype: gl.constexpr = x.dtype
-    WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     GATED: gl.constexpr = ACTIVATION != ""
     PARTS: gl.constexpr = 2 if GATED else 1
     tiles_m = gl.cdiv(rows, BM)
     first_row = gl.program_id(0) % tiles_m * BM
     first_column = gl.program_id(0) // tiles_m * BN
-    x_tiles = gl.allocate_shared_memory(dtype, [STAGES, BM, DEPTH], WIDE)
-    w_tiles = gl.allocate_shared_memory(dtype, [STAGES * PARTS, BN, DEPTH], WIDE)
+    x_tiles = gl.allocate_shared_memory(dtype, [STAGES, BM, DEPTH], x.layout)
+    w_tiles = gl.allocate_shared_memory(dtype, [STAGES * PARTS, BN, DEPTH], w.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):

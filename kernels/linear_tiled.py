@@ -13,7 +13,7 @@ import triton.language as tl
 from octavo.kernels.activation import activate
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
-from octavo.kernels.linear_tables import TiledTile, gated_tile, tiled_tile
+from octavo.kernels.linear_tables import TiledTile, gated_tile, middle_tile, tiled_tile
 from octavo.kernels.overlap import follow
 
 __all__ = ["DEPTH", "compile_cases", "tiled_gated", "tiled_product"]
@@ -145,20 +145,25 @@ def _launch(
 
 
 def compile_cases(capability: int) -> list[CompileCase]:
-    """Every tile of the table, at the shapes of a small and a middle model."""
+    """Every tile of the tables, at the shapes of a small and a middle model."""
+    card = divmod(capability, 10)
     cases: dict[object, CompileCase] = {}
     for n, rows in ((1024, 1), (4096, 32), (28672, 64), (1024, 512), (28672, 8192)):
-        tile = tiled_tile(divmod(capability, 10), n, 4096, rows)
-        even = rows != 512
-        pointers = dict.fromkeys(("x_ptr", "w_ptr", "bias_ptr", "out_ptr"), "*bf16" if even else "*fp16")
-        arguments = pointers | dict.fromkeys(("rows", "N", "K"), "i32")
-        constants: dict[str, int | str] = {"BM": tile.rows, "BN": tile.columns, "BK": DEPTH, "GROUP": tile.group}
-        constants |= {"EVEN_K": even, "HAS_BIAS": not even, "ACTIVATION": ""}
-        cases[tile] = CompileCase(_tiled_kernel, arguments, constants, tile.warps, tile.stages, aligned=("N", "K"))
-        gated = gated_tile(divmod(capability, 10), n, rows)
-        if gated is not None:
-            constants = constants | {"BM": gated.rows, "BN": gated.columns, "HAS_BIAS": False, "ACTIVATION": "silu"}
-            cases[gated, "gated"] = CompileCase(
-                _tiled_kernel, arguments, constants, gated.warps, gated.stages, aligned=("N", "K")
-            )
+        _add_case(cases, tiled_tile(card, n, 4096, rows), "", even=rows != 512)
+    for n in (4096, 6144):
+        _add_case(cases, middle_tile(card, n, 4096, 64), "")
+    for n, rows in ((3072, 128), (3072, 256), (14336, 64), (14336, 128)):
+        _add_case(cases, gated_tile(card, n, rows), "silu")
     return list(cases.values())
+
+
+def _add_case(cases: dict[object, CompileCase], tile: TiledTile | None, activation: str, *, even: bool = True) -> None:
+    if tile is None:
+        return
+    pointers = dict.fromkeys(("x_ptr", "w_ptr", "bias_ptr", "out_ptr"), "*bf16" if even else "*fp16")
+    arguments = pointers | dict.fromkeys(("rows", "N", "K"), "i32")
+    constants: dict[str, int | str] = {"BM": tile.rows, "BN": tile.columns, "BK": DEPTH, "GROUP": tile.group}
+    constants |= {"EVEN_K": even, "HAS_BIAS": not even, "ACTIVATION": activation}
+    cases[tile, activation] = CompileCase(
+        _tiled_kernel, arguments, constants, tile.warps, tile.stages, aligned=("N", "K")
+    )

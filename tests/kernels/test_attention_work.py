@@ -192,6 +192,16 @@ def test_many_rows_on_hopper_are_items_whole_but_for_the_first(device: torch.dev
         check(rows, len(rows), [([0, 59], 0)], work)
 
 
+def test_many_rows_may_be_split(device: torch.device) -> None:
+    """Short rows first, so that as many as can be are split."""
+    rows = [(row, 200 if row < 39 else 700, 1) for row in range(120)]
+    work = AttentionWork(128, 1000, 64, AttentionShape(3, 3, 64, SIZE, 0.125), 0, device, on_hopper=True)
+    work.processors = 20
+    plan(rows, len(rows), [], work, device)
+    check(rows, len(rows), [], work)
+    assert split_rows(work, len(rows), grouped=False) == 40
+
+
 @pytest.mark.parametrize("count", [1, 20, 32, 33])
 def test_few_rows_on_hopper_are_items_by_chunk(device: torch.device, count: int) -> None:
     choose = random.Random(count)

@@ -66,19 +66,24 @@ def test_names_that_are_missing_break_nothing(
     assert missing in message
 
 
-def test_products_of_few_rows_fall_back(
-    device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rows", [2, 70])
+def test_products_fall_back(
+    rows: int, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear, "gluon_serves", lambda: False)
     random = torch.Generator().manual_seed(1)
-    x = torch.randn(2, 1024, generator=random).to(device, dtype)
+    x = torch.randn(rows, 1024, generator=random).to(device, dtype)
     weight = (torch.randn(32, 1024, generator=random) / 32).to(device, dtype)
     dense = Dense(weight)
     dense._capability = (9, 0)
-    monkeypatch.setitem(sys.modules, "octavo.kernels.linear_slab", None)
-    out, activated = torch.empty(2, 32, dtype=dtype, device=device), torch.empty(2, 16, dtype=dtype, device=device)
-    dense.forward(x, out, 2)
-    dense.gated(x, torch.empty_like(out), activated, 2, "silu")
+    for name in ("linear_slab", "linear_hopper"):
+        monkeypatch.setitem(sys.modules, f"octavo.kernels.{name}", None)
+    out, activated = (
+        torch.empty(rows, 32, dtype=dtype, device=device),
+        torch.empty(rows, 16, dtype=dtype, device=device),
+    )
+    dense.forward(x, out, rows)
+    dense.gated(x, torch.empty_like(out), activated, rows, "silu")
     expected = x.double() @ weight.double().T
     torch.testing.assert_close(out.double(), expected, atol=1e-2, rtol=1e-2)
     gate, up = expected.chunk(2, dim=1)

@@ -175,7 +175,17 @@ def test_our_products_have_the_same_bits_in_every_tile_of_a_kind(
 @pytest.mark.gpu
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
-    ("n", "k"), [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (6144, 4096), (4096, 14336), (32000, 1024)]
+    ("n", "k"),
+    [
+        (4096, 1024),
+        (1024, 2048),
+        (6144, 1024),
+        (1024, 3072),
+        (4096, 4096),
+        (6144, 4096),
+        (4096, 14336),
+        (32000, 1024),
+    ],
 )
 def test_a_row_has_the_same_bits_alone_and_among_others(
     n: int, k: int, bias: bool, device: torch.device, dtype: torch.dtype
@@ -198,7 +208,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("n", "k"), [(3072, 1024), (14336, 4096)])
+@pytest.mark.parametrize(("n", "k"), [(3072, 1024), (3072, 2048), (14336, 4096)])
 def test_gated_has_the_same_bits_at_every_number_of_rows(
     n: int, k: int, device: torch.device, dtype: torch.dtype
 ) -> None:
@@ -443,7 +453,7 @@ def test_wide_tiles_run_all_at_once_on_hopper(n: int, k: int, gated: bool) -> No
         programs = -(-rows // tile.rows) * -(-n // tile.columns)
         shared = 2 * 64 * tile.stages * (tile.rows + (1 + gated) * tile.columns)
         assert shared <= 220 << 10
-        assert programs <= 132 * (227 << 10) // shared
+        assert programs <= 132 * ((227 << 10) // shared)
         assert programs <= 2 * 132
     assert wide_tile((9, 0), n, k, MAX_WIDE_ROWS + 1, gated=gated) is None
     assert wide_tile((9, 0), n, k + 16, 128, gated=gated) is None
