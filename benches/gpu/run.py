@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def reports(options: argparse.Namespace, config: EngineConfig) -> Iterator[dict[
         with offline_engine(config) as engine:
             print(f"loaded and warmed up in {time.perf_counter() - begin:.1f} s", flush=True)
             for name in wanted:
-                run = functools.partial(SHARED_ENGINE[name].on, engine, bench_options)
+                run = functools.partial(SHARED_ENGINE[name].on, engine, replace(bench_options, workload=name))
                 yield watched(functools.partial(measured, name, config, run))
 
 

@@ -35,7 +35,7 @@ class FakeLLM:
     """Answers as long as asked; `short_by` makes it stop early."""
 
     short_by = 0
-    max_model_len = 4096
+    max_model_len = 8192
     config = CONFIG
     calls: ClassVar[list[list[tuple[int, int]]]] = []
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from octavo.bench import workloads
-from octavo.bench.command import BenchOptions, Results, note
+from octavo.bench.command import BenchOptions, Results, note, progress
 from octavo.bench.offline_engine import EngineBench, OfflineEngine
 from octavo.bench.workloads import Request
-from octavo.errors import ConfigError
 
 __all__ = ["demo_latency", "latency", "prefill"]
 
@@ -28,7 +27,7 @@ def latency(engine: OfflineEngine, options: BenchOptions) -> Results:
             (workloads.latency(batch, 1, repeat), workloads.latency(batch, 129, repeat))
             for repeat in range(options.runs)
         ]
-        results.append({"batch": batch, **_first_and_next(engine, pairs, 128)})
+        results.append({"batch": batch, **_first_and_next(engine, pairs, 128, options.workload)})
     return results
 
 
@@ -39,14 +38,15 @@ def demo_latency(engine: OfflineEngine, options: BenchOptions) -> Results:
     for repeat in range(options.runs):
         ((prompt, _),) = workloads.demo("W2", _FIRST_TOKEN_REPEAT + repeat)
         pairs.append(([(prompt, 1)], workloads.demo("W2", repeat)))
-    return [{"batch": 1, **_first_and_next(engine, pairs, 127)}]
+    return [{"batch": 1, **_first_and_next(engine, pairs, 127, options.workload)}]
 
 
 def _first_and_next(
-    engine: OfflineEngine, pairs: Sequence[tuple[Sequence[Request], Sequence[Request]]], more: int
+    engine: OfflineEngine, pairs: Sequence[tuple[Sequence[Request], Sequence[Request]]], more: int, workload: str
 ) -> dict[str, float | int]:
     firsts, nexts = [], []
-    for one_token, many_tokens in pairs:
+    for run, (one_token, many_tokens) in enumerate(pairs, 1):
+        progress(f"{workload}: run {run} of {len(pairs)}, {workloads.size(many_tokens)}")
         first = engine.seconds(one_token)
         firsts.append(first)
         nexts.append((engine.seconds(many_tokens) - first) / more)
@@ -59,19 +59,16 @@ def _first_and_next(
 
 @EngineBench
 def prefill(engine: OfflineEngine, options: BenchOptions) -> Results:
-    """`prompt_tokens`, `ms`, `tok_s`, for every prompt that fits the model's context.
-
-    Raises:
-        ConfigError: none fits.
-    """
+    """`prompt_tokens`, `ms`, `tok_s`, for every prompt that fits the model's context."""
     results = []
     fitting = [size for size in _PROMPTS if size < engine.max_model_len]
     for size in _PROMPTS[len(fitting) :]:
         note(f"prefill: {size} tokens and an answer do not fit the context of {engine.max_model_len}; left out")
-    if not fitting:
-        raise ConfigError(f"max_model_len: {engine.max_model_len} is too small for a prompt of {_PROMPTS[0]}")
     for size in fitting:
-        times = [engine.seconds(workloads.prefill(size, repeat)) for repeat in range(options.runs)]
+        times = []
+        for repeat in range(options.runs):
+            progress(f"{options.workload}: run {repeat + 1} of {options.runs}, one prompt of {size} tokens")
+            times.append(engine.seconds(workloads.prefill(size, repeat)))
         seconds = median(times)
         results.append(
             {

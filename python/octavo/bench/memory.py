@@ -11,7 +11,7 @@ import msgspec
 
 from octavo.bench import workloads
 from octavo.bench.client import Endpoint
-from octavo.bench.command import BenchOptions, Results
+from octavo.bench.command import BenchOptions, Results, check_context, progress
 from octavo.bench.server_process import server_process
 from octavo.config import EngineConfig
 
@@ -40,8 +40,11 @@ def memory(config: EngineConfig, options: BenchOptions) -> Results:
     if config.kv_cache_memory is None and config.num_blocks is None:
         config = msgspec.structs.replace(config, kv_cache_memory=_FILLED_KV)
     plan = plan_model(config, resolve_model(config.model))
+    check_context(options, plan.max_model_len)
+    requests = workloads.demo("W4")
+    progress(f"{options.workload}: a server of {config.model} under {workloads.size(requests)}")
     with server_process(config) as server:
-        asyncio.run(_load(Endpoint(server.base_url), workloads.demo("W4")))
+        asyncio.run(_load(Endpoint(server.base_url), requests))
         total = sum(map(private_bytes, process_tree(server.pid)))
     served = {
         "case": "serve",
@@ -50,11 +53,12 @@ def memory(config: EngineConfig, options: BenchOptions) -> Results:
         "kv_mib": round(plan.kv_bytes / _MIB, 1),
         "overhead_mib": round((total - plan.weights_bytes - plan.kv_bytes) / _MIB, 1),
     }
+    progress(f"{options.workload}: {_LONG_RUN} requests without a model")
     return [served, long_run(_LONG_RUN)]
 
 
 async def _load(endpoint: Endpoint, requests: list[workloads.Request]) -> None:
-    model = await endpoint.first_model()
+    model = next(iter(await endpoint.models()))
     waiting = iter(requests)
 
     async def client() -> None:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from octavo.bench.command import BenchOptions, Results
-from octavo.bench.workloads import Request
+from octavo.bench.command import BenchOptions, Results, check_context, progress
+from octavo.bench.workloads import WARM_UP, Request
 from octavo.config import EngineConfig
 from octavo.engine.llm import LLM
 from octavo.sampling_params import SamplingParams
@@ -58,7 +58,7 @@ class OfflineEngine:
         A GPU records a step's work when its shape first comes up, so there every number of rows and every power of two
         of prompt tokens comes up twice. The prompts are found in no workload.
         """
-        self.seconds([(list(range(100, 164)), 8)])
+        self.seconds([WARM_UP])
         if self._llm.model.device == "cpu":
             return
         largest = min(self._llm.config.batched_tokens("cuda"), self.max_model_len - 1)
@@ -78,15 +78,18 @@ class OfflineEngine:
 
 
 @contextmanager
-def offline_engine(config: EngineConfig) -> Iterator[OfflineEngine]:
+def offline_engine(config: EngineConfig, options: BenchOptions | None = None) -> Iterator[OfflineEngine]:
     """Load a model in this process, warm it up, unload it at the end.
 
     Raises:
-        OctavoError: it cannot be loaded.
+        OctavoError: it cannot be loaded, or its context is too short for the workload of `options`.
     """
     settings = {name: getattr(config, name) for name in config.__struct_fields__ if name != "model"}
     with LLM(config.model, **settings) as llm:
         engine = OfflineEngine(llm)
+        if options is not None:
+            check_context(options, engine.max_model_len)
+        progress("warming up")
         engine.warm_up()
         yield engine
 
@@ -104,5 +107,5 @@ class EngineBench:
 
     def __call__(self, config: EngineConfig, options: BenchOptions) -> Results:
         """Load an engine and run the bench on it."""
-        with offline_engine(config) as engine:
+        with offline_engine(config, options) as engine:
             return self.on(engine, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 __all__ = ["draw", "print_table"]
@@ -43,11 +44,11 @@ def _shown(value: Any) -> str:
 
 
 def draw(report: dict[str, Any], path: str) -> None:
-    """Draw every figure of a report against its inputs, a panel a figure, into a PNG file.
+    """Draw every figure of a report against its inputs, a panel a figure, into a file.
 
     Args:
         report: of `run_bench`.
-        path: of the file.
+        path: of the file; its ending says of what kind.
     """
     import matplotlib
 
@@ -69,5 +70,5 @@ def draw(report: dict[str, Any], path: str) -> None:
         axis.invert_yaxis()
     fig.suptitle(f"{report['bench']}, {report['model'] or 'no model'}, {report['machine']['processor']}", fontsize=10)
     fig.tight_layout()
-    fig.savefig(path, format="png", dpi=150)
+    fig.savefig(path, format=Path(path).suffix[1:].lower(), dpi=150)
     pyplot.close(fig)

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any
 
 from octavo.bench import workloads
-from octavo.bench.client import Endpoint, Timing
-from octavo.bench.command import BenchOptions, Results
+from octavo.bench.client import Endpoint, Timing, find_key
+from octavo.bench.command import SERVE_REQUESTS, BenchOptions, Results, check_context, progress
 from octavo.bench.server_process import server_process
 from octavo.bench.workloads import Request
 from octavo.config import EngineConfig
@@ -21,7 +21,6 @@ from octavo.errors import ConfigError
 __all__ = ["demo_serve", "percentiles", "serve"]
 
 _CLIENTS = 8
-_NUM_PROMPTS = 64
 _FIGURES: dict[str, Callable[[Timing], list[float]]] = {
     "ttft_ms": lambda timing: [timing.first],
     "tpot_ms": lambda timing: [timing.per_token],
@@ -37,9 +36,9 @@ def serve(config: EngineConfig, options: BenchOptions) -> Results:
     that keep them.
 
     Raises:
-        ConfigError: the server cannot be started or does not answer.
+        ConfigError: the server cannot be started, does not answer, or refuses.
     """
-    count = options.num_prompts or _NUM_PROMPTS
+    count = options.num_prompts or SERVE_REQUESTS
     return _measure(config, options, lambda repeat: workloads.offline(repeat)[:count])
 
 
@@ -55,7 +54,7 @@ def _measure(config: EngineConfig, options: BenchOptions, draw: Callable[[int], 
     if any(not 0 < rate < float("inf") for rate in options.request_rate):
         raise ConfigError(f"request_rate: {list(options.request_rate)} must be above 0")
     with _base_url(config, options) as base_url:
-        endpoint = Endpoint(base_url)
+        endpoint = Endpoint(base_url, None if options.base_url is None else find_key(options.api_key))
         cases: list[tuple[str, float]] = [("concurrency", value) for value in concurrencies]
         cases += [("rate", value) for value in options.request_rate]
         return [
@@ -68,6 +67,7 @@ def _base_url(config: EngineConfig, options: BenchOptions) -> Iterator[str]:
     if options.base_url is not None:
         yield options.base_url
         return
+    progress(f"{options.workload}: starting a server of {config.model}")
     with server_process(config) as server:
         yield server.base_url
 
@@ -80,12 +80,18 @@ async def _case(
     draw: Callable[[int], list[Request]],
     index: int,
 ) -> dict[str, Any]:
-    model = await endpoint.first_model()
-    await endpoint.complete(model, list(range(100, 164)), 8)
+    model = options.model
+    if options.base_url is None:
+        model, max_model_len = next(iter((await endpoint.models()).items()))
+        check_context(options, max_model_len or options.context)
+    assert model is not None
+    await endpoint.complete(model, *workloads.WARM_UP)
     runs = []
     for repeat in range(options.runs):
         # Cases after the first take repeats of their own, so that none finds the prompts of another in the cache.
         requests = draw(index * options.runs + repeat)
+        told = f"{options.workload}: {name} {value:g}, run {repeat + 1} of {options.runs}"
+        progress(f"{told}, {workloads.size(requests)}")
         begin = time.perf_counter()
         if name == "concurrency":
             timings = await _closed_loop(endpoint, model, requests, int(value))

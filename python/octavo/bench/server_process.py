@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -40,7 +41,9 @@ def server_process(config: EngineConfig) -> Iterator[ServerProcess]:
     """
     command = [sys.executable, "-m", "octavo", "serve", "--port", "0", "--log-format", "json"]
     command += [*config_arguments(config), "--", config.model]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    # Keys of the environment are for other servers: this one answers its own bench alone.
+    environment = {name: value for name, value in os.environ.items() if name != "OCTAVO_API_KEY"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)  # noqa: S603
     assert process.stderr is not None
     reader = None
     try:

@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 
 from octavo.bench import workloads
-from octavo.bench.command import BenchOptions, Results
+from octavo.bench.command import BenchOptions, Results, progress
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 
@@ -31,7 +31,11 @@ def start(config: EngineConfig, options: BenchOptions) -> Results:
     """
     with tempfile.TemporaryDirectory(prefix="octavo-start-") as caches:
         environment = {**os.environ, "TRITON_CACHE_DIR": caches, "CUDA_CACHE_PATH": caches}
-        times = [_one(config, environment) for _ in range(options.runs + 1)]
+        times = []
+        for repeat in range(options.runs + 1):
+            kind = f"warm start {repeat} of {options.runs}" if repeat else "cold start"
+            progress(f"{options.workload}: {kind} of {config.model}")
+            times.append(_one(config, environment))
     return [{"cold_s": round(times[0], 3), "warm_s": round(median(times[1:]), 3), "runs": options.runs}]
 
 

@@ -9,7 +9,7 @@ from array import array
 from statistics import median
 
 from octavo._core import Core
-from octavo.bench.command import BenchOptions, Results
+from octavo.bench.command import BenchOptions, Results, progress
 from octavo.config import EngineConfig
 from octavo.runner.fake import FakeRunner, fake_model_info
 
@@ -25,7 +25,11 @@ _TOKENS_A_RUN = 400
 
 def step(config: EngineConfig, options: BenchOptions) -> Results:
     """`decode_rows`, `waiting`, `plan_us`, `commit_us`, `step_us`: medians over the steps of all runs."""
-    return [_case(rows, waiting, options.runs, config) for rows, waiting in _CASES]
+    results = []
+    for rows, waiting in _CASES:
+        progress(f"{options.workload}: {options.runs * _TOKENS_A_RUN} steps of {rows} rows, {waiting} waiting")
+        results.append(_case(rows, waiting, options.runs, config))
+    return results
 
 
 def _case(rows: int, waiting: int, runs: int, config: EngineConfig) -> dict[str, int | float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from octavo.bench import workloads
-from octavo.bench.command import BenchOptions, Results
+from octavo.bench.command import BenchOptions, Results, progress
 from octavo.bench.offline_engine import EngineBench, OfflineEngine
 from octavo.bench.workloads import Request
 
@@ -63,6 +63,7 @@ def _measure(
     times = []
     for repeat in range(options.runs):
         requests = prepare(engine, repeat)
+        progress(f"{options.workload}: run {repeat + 1} of {options.runs}, {workloads.size(requests)}")
         times.append(engine.seconds(requests))
     # Lengths are the same in every repeat.
     seconds = median(times)

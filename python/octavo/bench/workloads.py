@@ -12,18 +12,44 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 
-__all__ = ["DEMO_WORKLOADS", "Request", "demo", "latency", "offline", "prefill", "shared", "short"]
+__all__ = [
+    "DEMO_WORKLOADS",
+    "WARM_UP",
+    "Request",
+    "context",
+    "demo",
+    "latency",
+    "offline",
+    "prefill",
+    "shared",
+    "short",
+    "size",
+]
 
 Request = tuple[list[int], int]
 
 DEMO_WORKLOADS = ("W1", "W2", "W3", "W4")
+# Answered before what is measured; found in no workload.
+WARM_UP: Request = (list(range(100, 164)), 8)
 _GPU_IDS = (10, 30000)
 _DEMO_IDS = (17, 49152)
 
 
 def _draw(rng: random.Random, count: int, ids: tuple[int, int] = _GPU_IDS) -> list[int]:
     return [rng.randrange(*ids) for _ in range(count)]
+
+
+def context(requests: Sequence[Request]) -> int:
+    """Tokens of prompt and output together of the longest request."""
+    return max(len(prompt) + output for prompt, output in requests)
+
+
+def size(requests: Sequence[Request]) -> str:
+    """What is asked for, in words."""
+    prompts, outputs = sum(len(prompt) for prompt, _ in requests), sum(output for _, output in requests)
+    return f"{len(requests)} request{'s' * (len(requests) != 1)}, {prompts} + {outputs} tokens"
 
 
 def offline(repeat: int = 0) -> list[Request]:

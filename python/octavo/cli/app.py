@@ -59,6 +59,11 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _given(context: typer.Context) -> set[str]:
+    """The parameters that the command line names."""
+    return {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+
+
 @app.callback()
 def _root(
     version: Annotated[
@@ -180,10 +185,7 @@ def serve(
         insecure=insecure,
         api_processes=api_processes,
     )
-    given = {
-        name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    }
-    serve_command(models or [], config_file, config, settings, options, given)
+    serve_command(models or [], config_file, config, settings, options, _given(context))
 
 
 @app.command(cls=GroupedHelp)
@@ -258,12 +260,17 @@ def plan(
 @app.command(cls=GroupedHelp)
 @engine_options
 def bench(
-    name: Annotated[str, typer.Argument(help=_BENCH_HELP)],
+    context: typer.Context,
     config: EngineConfig,
-    model: Annotated[str, typer.Option("--model", help="As for `serve`.")] = "demo",
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help=_BENCH_HELP, show_default=False)] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="As for `serve`; with --base-url, the name to ask it for.")
+    ] = "demo",
     runs: Annotated[int, typer.Option("--runs", min=1, help="Repeats; the medians are reported.")] = 3,
     json: Annotated[bool, typer.Option("--json", help="One JSON object and nothing else.")] = False,
-    plot: Annotated[str | None, typer.Option("--plot", help="Draw the results into this PNG file.")] = None,
+    plot: Annotated[
+        str | None, typer.Option("--plot", help="Draw the results into this file: .png, .svg or .pdf.")
+    ] = None,
     concurrency: Annotated[
         list[int] | None,
         typer.Option("--concurrency", min=1, help="serve: streaming clients at once; may be repeated."),
@@ -276,6 +283,14 @@ def bench(
     base_url: Annotated[
         str | None, typer.Option("--base-url", help="serve: an endpoint that runs already, such as http://host:8000.")
     ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            help="serve: that endpoint's key; others on this machine can see it: prefer OCTAVO_API_KEY or "
+            "OPENAI_API_KEY in the environment.",
+        ),
+    ] = None,
     ttft_slo_ms: Annotated[
         float | None, typer.Option("--ttft-slo-ms", min=0, help="serve: goodput counts requests within it.")
     ] = None,
@@ -287,14 +302,19 @@ def bench(
     """Measure a standard workload."""
     from octavo.bench.command import BenchOptions, bench_command
 
+    if name is None:
+        context.fail("name a workload, such as `octavo bench W2`; `octavo bench list` says what each measures")
+    given = _given(context)
     options = BenchOptions(
         runs=runs,
         concurrency=tuple(concurrency or ()),
         request_rate=tuple(request_rate or ()),
         num_prompts=num_prompts,
         base_url=base_url,
+        model=model if "model" in given else None,
+        api_key=api_key,
         batch=tuple(batch or ()),
         ttft_slo_ms=ttft_slo_ms,
         tpot_slo_ms=tpot_slo_ms,
     )
-    bench_command(name, config, options, json=json, plot=plot)
+    bench_command(name, config, options, json=json, plot=plot, given=given)
