@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import re
@@ -69,30 +70,42 @@ class Peer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._silent: list[socket.socket] = []
+        self._closing = False
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
     def _serve(self) -> None:
         while True:
             connection, _ = self._listener.accept()
-            request = connection.recv(1 << 16)
-            if not request:
+            if self._closing:
                 connection.close()
                 return
-            size = int((re.search(rb"Content-Length: (\d+)", request) or [b"", b"0"])[1])
-            while len(request.partition(b"\r\n\r\n")[2]) < size:
-                request += connection.recv(1 << 16)
-            self.requests.append(request)
-            answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-            if answer is None:
-                self._silent.append(connection)
-                continue
+            # A client that has been cancelled is gone in the middle.
+            with contextlib.suppress(OSError):
+                self._answer(connection)
+            if connection not in self._silent:
+                connection.close()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection.makefile("rb") as lines:
+            head = b""
+            while (line := lines.readline()) not in (b"", b"\r\n"):
+                head += line
+            size = re.search(rb"Content-Length: (\d+)", head)
+            if size is None:
+                return
+            self.requests.append(head + b"\r\n" + lines.read(int(size[1])))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            self._silent.append(connection)
+        else:
             connection.sendall(answer)
-            connection.close()
 
     def close(self) -> None:
+        self._closing = True
         socket.create_connection(self._listener.getsockname()).close()
         self._thread.join(10)
+        assert not self._thread.is_alive()
         for held in (*self._silent, self._listener):
             held.close()
 
@@ -185,7 +198,7 @@ def test_an_answer_that_is_no_completion(
 def test_silence_ends(peer: Peer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_LIST_SECONDS", 0.2)
     peer.answers = [None]
-    assert "says nothing for 0 s" in refused(capsys, "W4", "--base-url", peer.url)
+    assert "said nothing for 0.2 s" in refused(capsys, "W4", "--base-url", peer.url)
 
 
 def test_one_refusal_of_many_ends_the_run(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -201,7 +201,7 @@ class Endpoint:
             watch.stop()
             writer.close()
         if watch.gave_up:
-            raise ConfigError(f"{url} says nothing for {patience:.0f} s; see its log")
+            raise ConfigError(f"{url} said nothing for {patience:g} s; see its log")
         response.end = time.perf_counter() - begin
         status = response.status
         if status and status != _OK:
