@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from octavo.errors import ConfigError
+from octavo.sizes import parse_bytes
 
 __all__ = ["DTYPES", "EngineConfig"]
 
@@ -29,6 +31,29 @@ _CHOICES = {
     "kv_cache_dtype": ("auto", "fp8", "fp8_e4m3"),
 }
 _BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+_KINDS: dict[Any, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    tuple[str, ...]: 'a list of texts, such as ["chat"]',
+}
+_NO_MODEL = "model: is missing; name `demo`, a folder, a .gguf file or a hub repository"
+_ONE_GPU = "an engine runs on one GPU; leave it out"
+# What vLLM's users write for settings that are called otherwise, or are not there.
+_INSTEAD = {
+    "async_scheduling": "use overlap",
+    "data_parallel_size": _ONE_GPU,
+    "disable_log_stats": "LLM.stats() gives the figures; leave it out",
+    "enable_chunked_prefill": "prompts are always computed in chunks of max_num_batched_tokens; leave it out",
+    "enforce_eager": "a GPU's steps are always CUDA graphs; leave it out",
+    "kv_cache_memory_bytes": "use kv_cache_memory",
+    "num_gpu_blocks_override": "use num_blocks",
+    "pipeline_parallel_size": _ONE_GPU,
+    "quantization": "what a GGUF file is quantized to is read from it; leave it out",
+    "swap_space": "what is pushed out is computed again; leave it out",
+    "tensor_parallel_size": _ONE_GPU,
+}
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -88,20 +113,18 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
 
     @classmethod
     def of(cls, **settings: object) -> EngineConfig:
-        """Settings from names and values, types checked.
+        """Settings from names and values, types checked; `kv_cache_memory` may be a text such as `8GiB`.
 
         Raises:
             ConfigError: a value that cannot work, of the wrong type, or under a name that does not exist.
         """
+        fields = {field.name: field.type for field in msgspec.structs.fields(cls)}
         for name in settings:
-            if name not in cls.__struct_fields__:
-                raise ConfigError(f"{name}: there is no such setting; there are {', '.join(cls.__struct_fields__)}")
-        try:
-            return msgspec.convert(settings, cls)
-        except msgspec.ValidationError as error:
-            if isinstance(error.__cause__, ConfigError):
-                raise error.__cause__ from None
-            raise ConfigError(f"settings: {error}") from None
+            if name not in fields:
+                raise ConfigError(_no_such_setting(name, list(fields)))
+        if settings.get("model") is None:
+            raise ConfigError(_NO_MODEL)
+        return cls(**{name: _converted(name, value, fields[name]) for name, value in settings.items()})
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -110,7 +133,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
             ConfigError: naming the setting, its value and the remedy.
         """
         if not self.model:
-            raise ConfigError("model: is empty; name `demo`, a folder, a .gguf file or a hub repository")
+            raise ConfigError(_NO_MODEL)
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code: Octavo never runs code from model files; leave it off")
         for name, choices in _CHOICES.items():
@@ -143,14 +166,49 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
             if value is not None and value < 1:
                 raise ConfigError(f"{name}: {value} is not positive; leave it out to let Octavo choose")
         if not (math.isfinite(self.stall_timeout) and self.stall_timeout >= 1):
-            raise ConfigError(f"stall_timeout: {self.stall_timeout} is not 1 second or more")
+            raise ConfigError(f"stall_timeout: {self.stall_timeout} is not 1 second or more; use such as 30")
         if self.restart_limit < 0:
             raise ConfigError(f"restart_limit: {self.restart_limit} is negative; use 0 for no restart at all")
         if not (math.isfinite(self.gpu_memory_utilization) and 0 < self.gpu_memory_utilization <= 1):
-            raise ConfigError(f"gpu_memory_utilization: {self.gpu_memory_utilization} is not in (0, 1]")
+            raise ConfigError(
+                f"gpu_memory_utilization: {self.gpu_memory_utilization} is not in (0, 1]; it is the share of the "
+                "device's free memory to take, such as 0.9"
+            )
 
     def batched_tokens(self, device: str) -> int:
         """`max_num_batched_tokens` on a device, `cpu` or `cuda`."""
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         return max(_BATCHED_TOKENS[device], self.max_num_seqs)
+
+
+def _no_such_setting(name: str, names: list[str]) -> str:
+    instead = _INSTEAD.get(name)
+    if instead is not None:
+        return f"{name}: there is no such setting; {instead}"
+    close = difflib.get_close_matches(name, names, 2)
+    hint = f"did you mean {' or '.join(close)}? There are" if close else "there are"
+    return f"{name}: there is no such setting; {hint} {', '.join(names)}"
+
+
+def _converted(name: str, value: object, kind: Any) -> Any:
+    """A value as its field has it; one of several choices is left to the field's own check.
+
+    Raises:
+        ConfigError: of another type.
+    """
+    if name in _CHOICES:
+        return value
+    size = name == "kv_cache_memory"
+    if size and isinstance(value, str):
+        return parse_bytes(value, name)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        pass
+    optional = value is not None and any(kind == known | None for known in _KINDS)
+    wanted = next(text for known, text in _KINDS.items() if kind in (known, known | None))
+    if size:
+        wanted += " of bytes, nor a size such as 8GiB"
+    remedy = "; leave it out to let Octavo choose" if optional else "; leave it out for the default"
+    raise ConfigError(f"{name}: {value!r:.80} is not {wanted}{remedy}")

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from octavo.errors import ConfigError, ModelNotFound, UnsupportedModel
+from octavo.errors import ConfigError, CorruptFile, ModelNotFound, UnsupportedModel
 from octavo.loading.cache import cache_folder
 from octavo.loading.resolve import ModelSource, resolve_model, resolve_tokenizer
 
@@ -51,6 +51,14 @@ def test_a_gguf_file_under_another_name(folder):
         resolve_model(str(blob))
 
 
+def test_what_is_no_gguf_file_comes_with_its_remedy(folder):
+    path = folder / "junk.gguf"
+    path.write_bytes(b"<html>")
+    for name in (path, folder):
+        with pytest.raises(CorruptFile, match=r"junk\.gguf' is not a GGUF file: .*; download it again"):
+            resolve_model(str(name))
+
+
 def test_a_pipe_is_not_waited_for(folder):
     os.mkfifo(folder / "pipe")
     with pytest.raises(UnsupportedModel, match="neither a file nor a folder"):
@@ -76,7 +84,7 @@ def test_a_folder_with_several_gguf_files(folder):
 
 
 def test_a_folder_without_a_model(folder):
-    with pytest.raises(UnsupportedModel, match=r"neither a config\.json nor a \.gguf"):
+    with pytest.raises(UnsupportedModel, match=r"neither a config\.json nor a \.gguf file; name the folder"):
         resolve_model(str(folder))
 
 

@@ -102,6 +102,21 @@ def test_impossible_overrides_are_refused_with_the_figures(changes: dict[str, in
         plan(**changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"num_blocks": 1_000_000}, r"Lower num_blocks or leave it out, lower max_model_len"),
+        ({"kv_cache_memory": 64 * GIB}, r"Lower kv_cache_memory or leave it out, lower max_model_len"),
+        ({"kv_cache_memory": 40 * MIB, "max_model_len": 8000}, r"Raise kv_cache_memory, lower max_model_len"),
+        ({"num_blocks": 50, "max_model_len": 8000}, r"Raise num_blocks, lower max_model_len"),
+        ({"free": 400 * MIB}, r"rest [\w. ]+\. Lower max_model_len"),
+    ],
+)
+def test_the_remedy_is_for_what_does_not_fit(changes: dict[str, int], remedy: str) -> None:
+    with pytest.raises(NotEnoughMemory, match=rf"{remedy}, max_num_batched_tokens or max_num_seqs, raise gpu_memory"):
+        plan(**changes)
+
+
 def test_no_room_for_one_block() -> None:
     with pytest.raises(NotEnoughMemory, match=r"not even one block of KV cache fits.*weights take 258\.6 MiB"):
         plan(free=400 * MIB)

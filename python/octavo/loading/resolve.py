@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from octavo.errors import ModelNotFound, UnsupportedModel
+from octavo.errors import CorruptFile, ModelNotFound, UnsupportedModel
 from octavo.loading.progress import Progress
 
 __all__ = ["ModelSource", "resolve_model", "resolve_tokenizer"]
@@ -91,7 +91,7 @@ def _local_source(name: str) -> ModelSource | None:
         # Opening a pipe would wait for ever.
         raise UnsupportedModel(f"model: {name!r} is neither a file nor a folder; name one of them")
     if path.suffix == ".gguf" or _starts_with_gguf(path):
-        return ModelSource("gguf", path, path.stem)
+        return _gguf_source(path, path.stem)
     if path.name == "config.json":
         return _folder_source(path.parent, path.parent.name)
     raise UnsupportedModel(f"model: {name!r} is not a GGUF file; name a .gguf file or a folder with config.json")
@@ -105,12 +105,28 @@ def _folder_source(path: Path, name: str) -> ModelSource:
         return ModelSource("folder" if weights else "config-only", path, name)
     gguf = [file for file in files if file.endswith(".gguf")]
     if len(gguf) == 1:
-        return ModelSource("gguf", path / gguf[0], name)
+        return _gguf_source(path / gguf[0], name)
     if gguf:
         raise UnsupportedModel(
             f"model: the folder {str(path)!r} holds {len(gguf)} .gguf files; name one of them: {', '.join(gguf[:8])}"
         )
-    raise UnsupportedModel(f"model: the folder {str(path)!r} holds neither a config.json nor a .gguf file")
+    raise UnsupportedModel(
+        f"model: the folder {str(path)!r} holds neither a config.json nor a .gguf file; name the folder of "
+        "a model, or its file"
+    )
+
+
+def _gguf_source(path: Path, name: str) -> ModelSource:
+    try:
+        begins = not path.is_file() or _starts_with_gguf(path)
+    except OSError:
+        begins = True  # what is wrong with the file is its reader's to say
+    if not begins:
+        raise CorruptFile(
+            f'model: {str(path)!r} is not a GGUF file: it does not begin with "GGUF"; download it again, or '
+            "name another"
+        )
+    return ModelSource("gguf", path, name)
 
 
 def _path(name: str) -> Path:

@@ -230,7 +230,13 @@ def plan_memory(
         return plan
     if config.max_model_len is not None:
         blocks = _blocks(length, plan.block_size) + 1
-        raise _too_small(plan, f"max_model_len {length} needs {blocks} blocks", plan.num_blocks)
+        named = _named_cache(config)
+        raise _too_small(
+            plan,
+            f"max_model_len {length} needs {blocks} blocks",
+            plan.num_blocks,
+            f"raise {named}" if named else None,
+        )
     # Shorter sequences need less scratch, so as many blocks fit at least.
     return _divide(config, spec, name=name, dtype=dtype, free_bytes=free_bytes, needs=needs, length=tokens)
 
@@ -301,18 +307,36 @@ def _num_blocks(config: EngineConfig, plan: MemoryPlan, default_kv_bytes: int | 
             plan,
             f"{source} asks for {format_bytes(num_blocks * plan.block_bytes)} of KV cache",
             left // plan.block_bytes,
+            f"lower {_named_cache(config)} or leave it out",
         )
     return num_blocks
 
 
-def _too_small(plan: MemoryPlan, what: str, num_blocks: int) -> NotEnoughMemory:
-    """The error that shows the sum."""
+def _named_cache(config: EngineConfig) -> str | None:
+    """The setting that names the cache's size, if one does."""
+    if config.num_blocks is not None:
+        return "num_blocks"
+    return None if config.kv_cache_memory is None else "kv_cache_memory"
+
+
+def _too_small(plan: MemoryPlan, what: str, num_blocks: int, nearest: str | None = None) -> NotEnoughMemory:
+    """The error that shows the sum.
+
+    Args:
+        plan: that does not work.
+        what: does not fit.
+        num_blocks: that there is room for.
+        nearest: remedy, named before the general ones.
+    """
+    remedies = [nearest] if nearest else []
+    remedies += ["lower max_model_len, max_num_batched_tokens or max_num_seqs", "raise gpu_memory_utilization"]
+    remedy = ", ".join(remedies)
     return NotEnoughMemory(
         f"{plan.model}: {what}, and there is room for {num_blocks} of {format_bytes(plan.block_bytes)}. "
         f"Of {format_bytes(plan.free_bytes)} free, {format_bytes(plan.usable_bytes)} may be used; weights take "
         f"{format_bytes(plan.weights_bytes)}, activations {format_bytes(plan.workspace_bytes)}, the rest "
-        f"{format_bytes(plan.process_bytes + plan.state_bytes)}. Lower max_model_len, max_num_batched_tokens or "
-        "max_num_seqs, raise gpu_memory_utilization or kv_cache_memory, or use a smaller model"
+        f"{format_bytes(plan.process_bytes + plan.state_bytes)}. "
+        f"{remedy[0].upper()}{remedy[1:]}, or use a smaller model"
     )
 
 

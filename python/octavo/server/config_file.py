@@ -126,7 +126,7 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     Raises:
         ConfigError: naming the setting, its value and the remedy.
     """
-    return EngineConfig.of(**_with_sizes(settings))
+    return EngineConfig.of(**settings)
 
 
 def read_serve_file(path: str | Path, flags: Mapping[str, Any] | None = None) -> ServeFile:
