@@ -30,7 +30,13 @@ class CommandEngine(FakeEngine):
         if config.model == "missing":
             raise ModelNotFound("model: there is no 'missing'")
         progress("weights", 1, 2)
-        await asyncio.sleep(float(os.environ.get("FAKE_ENGINE_LOADING", "0")))
+        if seconds := float(os.environ.get("FAKE_ENGINE_LOADING", "0")):
+            sys.stderr.write("[loading]\n")
+            sys.stderr.flush()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                sys.stderr.write("[loading ended]\n")
         return cls(float(os.environ.get("FAKE_ENGINE_DELAY", "0")), config.max_model_len or 256)
 
     async def stream(

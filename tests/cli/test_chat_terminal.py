@@ -5,12 +5,33 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 FAKES = str(Path(__file__).with_name("cli_fakes.py"))
+
+
+def test_ctrl_c_while_the_model_loads() -> None:
+    process = subprocess.Popen(
+        [sys.executable, FAKES, "chat", "fake"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "FAKE_ENGINE_LOADING": "60"},
+    )
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "[loading]\n"
+        process.send_signal(signal.SIGINT)
+        printed, complaint = process.communicate(timeout=10)
+        assert (process.returncode, printed, complaint) == (130, "", "[loading ended]\n")
+    finally:
+        process.kill()
+        process.communicate()
 
 
 class Terminal:

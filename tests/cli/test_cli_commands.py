@@ -133,23 +133,26 @@ def test_help_imports_nothing_heavy() -> None:
         (["frobnicate"], 2, "frobnicate"),
         (["serve"], 2, "model"),
         (["serve", "fake", "--port", "x"], 2, "--port"),
-        (["serve", "fake", "--port", "70000"], 2, "--port"),
+        (["serve", "fake", "--port", "70000"], 2, "--port: '70000' should be less than or equal to 65535"),
+        (["serve", "fake", "other", "--served-model-name", "x"], 2, "--served-model-name: is for one model"),
+        (["serve", "fake", "--log-level", "loud"], 2, "error: --log-level: 'loud'"),
+        (["serve", "fake", "--api-key", "short"], 2, "error: --api-key, key 1: "),
         (["serve", "fake", "--no-such-flag"], 2, "--no-such-flag"),
         # Mistakes are told by the flag, whatever the setting behind it is called.
-        (["serve", "fake", "--block-size", "7"], 1, "error: --block-size: 7"),
-        (["serve", "fake", "--dtype", "int3"], 1, "error: --dtype: 'int3'"),
-        (["serve", "fake", "--device", "tpu"], 1, "error: --device: 'tpu'"),
-        (["serve", "fake", "--kv-cache-memory", "much"], 1, "error: --kv-cache-memory: 'much'"),
-        (["serve", "fake", "--trust-remote-code"], 1, "error: --trust-remote-code: "),
-        (["serve", "fake", "--gpu-memory-utilization", "nan"], 1, "error: --gpu-memory-utilization: nan"),
+        (["serve", "fake", "--block-size", "7"], 2, "error: --block-size: 7"),
+        (["serve", "fake", "--dtype", "int3"], 2, "error: --dtype: 'int3'"),
+        (["serve", "fake", "--device", "tpu"], 2, "error: --device: 'tpu'"),
+        (["serve", "fake", "--kv-cache-memory", "much"], 2, "error: --kv-cache-memory: 'much'"),
+        (["serve", "fake", "--trust-remote-code"], 2, "error: --trust-remote-code: "),
+        (["serve", "fake", "--gpu-memory-utilization", "nan"], 2, "error: --gpu-memory-utilization: nan"),
         (["serve", "fake", "--host", "no.such.host.invalid"], 1, "error: --host: 'no.such.host.invalid'"),
-        (["serve", "fake", "--uvicorn-log-level", "loud"], 1, "error: --uvicorn-log-level: 'loud'"),
-        (["serve", "fake", "--max-model-len", "1"], 1, "error: --max-model-len: 1"),
-        (["serve", "fake", "--max_model_len=1"], 1, "error: --max-model-len: 1"),
-        (["serve", "fake", "--num-gpu-blocks-override", "0"], 1, "error: --num-gpu-blocks-override: 0"),
-        (["serve", "fake", "--sse-keep-alive-interval", "-1"], 1, "error: --sse-keep-alive-interval: -1"),
-        (["serve", "fake", "--max-num-batched-tokens", "4"], 1, "4 is less than --max-num-seqs (256)"),
-        (["serve", "fake", "--api-processes", "2", "--idle-unload", "5"], 1, "error: --idle-unload: models cannot"),
+        (["serve", "fake", "--uvicorn-log-level", "loud"], 2, "error: --uvicorn-log-level: 'loud'"),
+        (["serve", "fake", "--max-model-len", "1"], 2, "error: --max-model-len: 1"),
+        (["serve", "fake", "--max_model_len=1"], 2, "error: --max-model-len: 1"),
+        (["serve", "fake", "--num-gpu-blocks-override", "0"], 2, "error: --num-gpu-blocks-override: 0"),
+        (["serve", "fake", "--sse-keep-alive-interval", "-1"], 2, "error: --sse-keep-alive-interval: -1"),
+        (["serve", "fake", "--max-num-batched-tokens", "4"], 2, "4 is less than --max-num-seqs (256)"),
+        (["serve", "fake", "--api-processes", "2", "--idle-unload", "5"], 2, "error: --idle-unload: models cannot"),
         (["serve", "fake", "--tensor-parallel-size", "2"], 2, "error: --tensor-parallel-size: Octavo has no such flag"),
         (["serve", "fake", "-tp", "2"], 2, "error: -tp: Octavo has no such flag; an engine runs on one GPU"),
         (["serve", "fake", "-O3"], 2, "error: -O3: Octavo has no such flag; a GPU's steps are CUDA graphs"),
@@ -160,9 +163,9 @@ def test_help_imports_nothing_heavy() -> None:
         ),
         (["serve", "fake", "--no-enable-chunked-prefill"], 2, "error: --no-enable-chunked-prefill: Octavo has no such"),
         (["run", "fake", ""], 1, "prompt: is empty"),
-        (["run", "fake", "x", "--temperature", "-1"], 1, "error: --temperature: -1"),
-        (["run", "fake", "x", "--temperature", "nan"], 1, "error: --temperature: nan"),
-        (["run", "fake", "x", "--sampling-seed", str(1 << 63)], 1, f"error: --sampling-seed: {1 << 63}"),
+        (["run", "fake", "x", "--temperature", "-1"], 2, "error: --temperature: -1"),
+        (["run", "fake", "x", "--temperature", "nan"], 2, "error: --temperature: nan"),
+        (["run", "fake", "x", "--sampling-seed", str(1 << 63)], 2, f"error: --sampling-seed: {1 << 63}"),
         (["run", "fake", "x" * 300], 1, "context of 256"),
         (["chat", "missing"], 1, "model: there is no 'missing'"),
         (["plan", "/no/such/model"], 1, "/no/such/model"),
@@ -188,6 +191,34 @@ def test_a_mistake_is_one_line(
     assert text in last
     assert all(line.startswith("[prompt ") for line in before)
     assert printed.out == ""
+
+
+@pytest.mark.parametrize("command", [["serve", "fake"], ["run", "fake", "x"], ["chat", "fake"], ["plan", "fake"]])
+@pytest.mark.parametrize(
+    ("flag", "value", "remedy"),
+    [
+        ("--dtype", "floaty", "'floaty' is not one of auto, bfloat16, float16, float32"),
+        (
+            "--gpu-memory-utilization",
+            "1.5",
+            "1.5 is not in (0, 1]; it is the share of the device's free ",
+        ),
+        ("--gpu-memory-utilization", "90%", "'90%' should be a valid number, such as 0.9"),
+        ("--kv-cache-memory", "1xyz", "'1xyz' is no size; give bytes, or such as 512MiB or 2GB"),
+        ("--block-size", "17", "17 is not a multiple of 16; use 16 or 32"),
+        ("--block-size", "x", "'x' should be a valid integer, such as 16"),
+        ("--max-model-len", "4k", "'4k' should be a valid integer"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_would_be_right(
+    command: list[str], flag: str, value: str, remedy: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in ([*command, flag, value], [*command, f"{flag}={value}"]):
+        with pytest.raises(SystemExit) as exited:
+            main(arguments)
+        (said,) = plain(capfd.readouterr().err)
+        assert said.startswith(f"error: {flag}: {remedy}")
+        assert exited.value.code == 2
 
 
 def test_every_missing_flag_is_told_at_once(capfd: pytest.CaptureFixture[str]) -> None:

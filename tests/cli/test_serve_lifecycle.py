@@ -80,6 +80,16 @@ def test_a_signal_while_the_model_loads(number: signal.Signals) -> None:
         assert time.monotonic() - began < 3
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_as_soon_as_it_starts(number: signal.Signals) -> None:
+    with serving("fake", FAKE_ENGINE_LOADING="60") as (process, _):
+        assert any('"starting"' in line for line in process.stdout)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=10)
+        said = [json.loads(line)["msg"] for line in output.splitlines() if line.startswith("{")]
+        assert (process.returncode, said[-2:]) == (0, ["stopping", "stopped"])
+
+
 def test_sigterm_tells_balancers_first_then_refuses_then_ends() -> None:
     options = ("--drain-delay", "1.5", "--shutdown-timeout", "20", "--max-model-len", "100000")
     with serving("fake", *options, FAKE_ENGINE_DELAY="0.01") as (process, client):
@@ -167,22 +177,22 @@ def test_several_models_an_alias_and_the_admin_listener(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "code", "text"),
     [
-        (("fake", "--admin-port", "0"), "--admin-port: there is no key for it; set OCTAVO_ADMIN_KEY"),
-        (("fake", "missing"), "model: there is no 'missing'"),
-        (("fake", "fake"), "models: `fake` is given twice; write NAME=MODEL"),
-        (("fake", "--config", "/no/such.toml"), "config: /no/such.toml cannot be read"),
-        (("fake", "--model-memory", "much"), "--model-memory: 'much' is no size"),
-        (("fake", "--max-loaded-models", "0"), "--max-loaded-models: 0"),
-        (("fake", "--idle-unload", "-3"), "--idle-unload: -3.0"),
+        (("fake", "--admin-port", "0"), 1, "--admin-port: there is no key for it; set OCTAVO_ADMIN_KEY"),
+        (("fake", "missing"), 1, "model: there is no 'missing'"),
+        (("fake", "fake"), 1, "models: `fake` is given twice; write NAME=MODEL"),
+        (("fake", "--config", "/no/such.toml"), 1, "config: /no/such.toml cannot be read"),
+        (("fake", "--model-memory", "much"), 2, "--model-memory: 'much' is no size"),
+        (("fake", "--max-loaded-models", "0"), 2, "--max-loaded-models: 0"),
+        (("fake", "--idle-unload", "-3"), 2, "--idle-unload: -3.0"),
     ],
 )
-def test_a_start_that_cannot_work_is_one_line(options: tuple[str, ...], text: str) -> None:
+def test_a_start_that_cannot_work_is_one_line(options: tuple[str, ...], code: int, text: str) -> None:
     with serving(*options) as (process, _):
         output, _ = process.communicate(timeout=20)
-        assert process.returncode == 1
+        assert process.returncode == code
         *_, last = map(json.loads, output.splitlines())
-        assert (last["level"], last["exit_code"]) == ("critical", 1)
+        assert (last["level"], last["exit_code"]) == ("critical", code)
         assert last["msg"].startswith(text)
         assert "Traceback" not in output

@@ -192,8 +192,8 @@ def test_a_crash_of_an_api_process_is_told_in_json_too() -> None:
     [
         (["--no-such-option"], 2, "No such option: --no-such-option"),
         (["--port", "70000"], 2, "--port"),
-        (["--log-format", "xml"], 1, "--log-format: 'xml' is not one of auto, json, console"),
-        (["--block-size", "7"], 1, "--block-size: 7"),
+        (["--log-format", "xml"], 2, "--log-format: 'xml' is not one of auto, json, console"),
+        (["--block-size", "7"], 2, "--block-size: 7"),
         (["--host", "0.0.0.0"], 1, "no API key is set"),
         (["--config", "/no/such.toml"], 1, "config: /no/such.toml cannot be read"),
         (["other=fake?nonsense=1"], 1, "nonsense"),

@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
     A user's mistake is one line on standard error (of the log, where `octavo serve` logs JSON) and exit code 1, or 2
-    where the command line itself is wrong; OCTAVO_DEBUG=1 shows the traceback.
+    where the command line itself is wrong, an option's value too; OCTAVO_DEBUG=1 shows the traceback.
 
     Args:
         arguments: without the program's name; those of the process when None.
@@ -83,17 +83,20 @@ def _debugging() -> bool:
 
 def _explain(error: Exception, arguments: Sequence[str]) -> tuple[list[str], int]:
     """What to say, and the exit code."""
-    from octavo.cli.flags import in_flags
+    from octavo.cli.flags import WrongOption, in_flags, wrong_value
     from octavo.cli.vllm_arguments import missing_flags
     from octavo.errors import OctavoError
 
+    if isinstance(error, WrongOption):
+        return [in_flags(error.error, arguments)], _USAGE
     if isinstance(error, OctavoError):
         return [in_flags(error, arguments)], 1
     # typer's own errors come from click, or from its copy of it.
     format_message = getattr(error, "format_message", None)
     if format_message is not None:
         missing = missing_flags(arguments) if arguments[:1] == ["serve"] and hasattr(error, "option_name") else []
-        return missing or [format_message()], getattr(error, "exit_code", _USAGE)
+        said = wrong_value(error, arguments) or format_message()
+        return missing or [said], getattr(error, "exit_code", _USAGE)
     if isinstance(error, OSError):
         return [str(error)], 1
     return [f"{type(error).__name__}: {error} (a fault of Octavo; OCTAVO_DEBUG=1 shows where)"], 1

@@ -48,7 +48,7 @@ _SERVE_EPILOG = """Examples:
 Exit codes:
   0  after SIGTERM, SIGINT, or SIGHUP of a terminal that was closed
   1  it cannot serve: a model or a file is refused, a port is taken, keys are missing
-  2  the command line is wrong"""
+  2  the command line is wrong: an option, or its value"""
 
 
 def _print_version(asked: bool) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from octavo.cli.session import Session, open_session
@@ -40,7 +41,7 @@ def chat_command(config: EngineConfig, system: str | None, sampling: Mapping[str
     asyncio.set_event_loop(loop)
     manager = open_session(config, sampling)
     try:
-        session = loop.run_until_complete(manager.__aenter__())
+        session = _open(loop, manager)
         try:
             if not session.can_chat:
                 raise InvalidRequest("model: has no chat template; use `octavo run --raw` to complete texts")
@@ -52,6 +53,30 @@ def chat_command(config: EngineConfig, system: str | None, sampling: Mapping[str
         loop.run_until_complete(loop.shutdown_default_executor())
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def _open(loop: asyncio.AbstractEventLoop, manager: AbstractAsyncContextManager[Session]) -> Session:
+    """Load the model.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, once what was begun has ended; a second one does not wait for that.
+    """
+
+    def interrupt() -> None:
+        task.cancel()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    async def enter() -> Session:
+        return await manager.__aenter__()
+
+    task = loop.create_task(enter())
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        return loop.run_until_complete(task)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 class Chat:

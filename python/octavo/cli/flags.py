@@ -2,18 +2,74 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from octavo.errors import ConfigError, InvalidRequest, OctavoError
 
-__all__ = ["in_flags"]
+__all__ = ["WrongOption", "in_flags", "reading_options", "wrong_value"]
 
 # Settings whose option is called otherwise, by the option's parameter.
 _SETTINGS = {"num_blocks": "num_gpu_blocks_override"}
+_EXPECTED = re.compile(r"Input should be (?P<what>[^,]*)")
 _BEGINNING = re.compile(r"([a-z][a-z0-9_]*):")
 # A setting's name of several words; not a part of a path, a key of a file or a value in quotes.
 _NAME = re.compile(r"(?<![\w./'\"-])[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?![\w/'\"]|\.\w)")
+
+
+class WrongOption(Exception):
+    """The command line is wrong by itself, whatever the machine and the model.
+
+    Attributes:
+        error: says why, by the name of the setting.
+    """
+
+    def __init__(self, error: OctavoError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def reading_options() -> Iterator[None]:
+    """What is refused within is a mistake of the command line.
+
+    Raises:
+        WrongOption: in place of a `ConfigError` or `InvalidRequest`.
+    """
+    try:
+        yield
+    except (ConfigError, InvalidRequest) as error:
+        raise WrongOption(error) from None
+
+
+def wrong_value(error: Any, arguments: Sequence[str]) -> str | None:
+    """What is wrong with a value that typer refused: the flag, the value and what it should be.
+
+    Args:
+        error: typer's.
+        arguments: of the command line.
+
+    Returns:
+        None where its own message says so, or it is about something else.
+    """
+    flags: Sequence[str] = getattr(getattr(error, "param", None), "opts", ())
+    found = _EXPECTED.search(str(getattr(error, "message", "")))
+    values = [value for flag in flags for value in _values(flag, arguments)]
+    if found is None or not values:
+        return None
+    what = found["what"]
+    default = error.param.default
+    if what.startswith("a valid ") and isinstance(default, int | float):
+        what += f", such as {default:g}"
+    return f"{flags[0]}: {', '.join(map(repr, values))} should be {what}"
+
+
+def _values(flag: str, arguments: Sequence[str]) -> list[str]:
+    joined = [argument.removeprefix(f"{flag}=") for argument in arguments if argument.startswith(f"{flag}=")]
+    return joined + [value for given, value in itertools.pairwise(arguments) if given == flag]
 
 
 def in_flags(error: OctavoError, arguments: Sequence[str]) -> str:
@@ -39,12 +95,7 @@ def in_flags(error: OctavoError, arguments: Sequence[str]) -> str:
 
 
 def _file(arguments: Sequence[str]) -> str | None:
-    for place, argument in enumerate(arguments):
-        if argument == "--config":
-            return arguments[place + 1] if place + 1 < len(arguments) else None
-        if argument.startswith("--config="):
-            return argument.removeprefix("--config=")
-    return None
+    return next(iter(_values("--config", arguments)), None)
 
 
 def _flags(command: Sequence[str]) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 
+from octavo.cli.flags import reading_options
 from octavo.server.auth import KeyRing
 
 __all__ = ["key_ring"]
@@ -17,9 +18,12 @@ def key_ring(file: str | None, arguments: Sequence[str] | None) -> KeyRing:
     """The keys of a file, of `OCTAVO_API_KEY` and of `--api-key`, together.
 
     Raises:
-        ConfigError: one that cannot be used.
+        WrongOption: one of the command line that cannot be used.
+        ConfigError: another that cannot.
     """
     if arguments:
+        with reading_options():
+            KeyRing(arguments=tuple(arguments))
         _LOG.warning(
             "--api-key: everyone on this machine can read it in the list of processes; prefer --api-key-file, or "
             "OCTAVO_API_KEY in the environment"

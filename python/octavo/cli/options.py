@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from octavo.errors import ConfigError
+from octavo.cli.flags import reading_options
 from octavo.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -48,7 +48,12 @@ _OPTIONS = (
         text="Tokens computed in one step, at most; 2048 on a CPU and 8192 on a GPU when left out.",
     ),
     _option(int, 16, "--block-size", text="Tokens a KV block; a multiple of 16."),
-    _option(str, "auto", "--kv-cache-dtype", text="auto: as the activations; fp8: half the memory (GPU only)."),
+    _option(
+        str,
+        "auto",
+        "--kv-cache-dtype",
+        text="auto: as the activations; fp8, or fp8_e4m3: half the memory (GPU only).",
+    ),
     _option(int | None, None, "--num-gpu-blocks-override", text="Blocks of the KV cache; planned when left out."),
     _option(float, 0.9, "--gpu-memory-utilization", text="Share of the device's free memory to take, at most."),
     _option(
@@ -92,7 +97,9 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:
         settings = {_CONFIG_NAMES.get(option.name, option.name): arguments.pop(option.name) for option in _OPTIONS}
-        command(config=_config(arguments, settings), **arguments)
+        with reading_options():
+            config = _config(arguments, settings)
+        command(config=config, **arguments)
 
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -131,15 +138,5 @@ def given_settings(config: EngineConfig, given: Container[str]) -> dict[str, Any
 def _config(arguments: dict[str, Any], settings: dict[str, Any]) -> EngineConfig:
     from octavo.config import EngineConfig
 
-    for name, known in (
-        ("device", ("auto", "cpu", "cuda")),
-        ("load_format", ("auto", "dummy", "fake")),
-        ("scheduling_policy", ("fcfs", "priority")),
-        ("kv_cache_dtype", ("auto", "fp8", "fp8_e4m3")),
-    ):
-        if settings[name] not in known:
-            raise ConfigError(f"{name}: {settings[name]!r} is not one of {', '.join(known)}")
-    if settings["kv_cache_memory"] is not None:
-        settings["kv_cache_memory"] = parse_bytes(settings["kv_cache_memory"], "kv_cache_memory")
     names = arguments.get("served_model_name") or ()
-    return EngineConfig(model=arguments.get("model", _NO_MODEL), served_model_name=tuple(names), **settings)
+    return EngineConfig.of(model=arguments.get("model", _NO_MODEL), served_model_name=tuple(names), **settings)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import signal
 import socket
 import sys
 from collections.abc import Container, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING
 
 from octavo.cli.announce import Announcer
 from octavo.cli.console import loading_progress
+from octavo.cli.flags import reading_options
 from octavo.cli.keys import key_ring
 from octavo.cli.serve_plan import ServeOptions, ServePlan, check_plan, plan_serve
 from octavo.config import EngineConfig
 from octavo.engine.collector import set_aside
 from octavo.errors import ConfigError
-from octavo.log_format import log_complaints
+from octavo.log_format import FORMATS, LEVELS, log_complaints
 from octavo.server.hosts import check_exposure, check_settings
 from octavo.server.listen import bind, bind_shared
 from octavo.server.logs import configure_logging
@@ -57,15 +59,19 @@ def serve_command(
         given: parameters of the command line that were given; the others are the file's to say.
 
     Raises:
+        WrongOption: the command line is wrong by itself.
         OctavoError: a port is taken or would be open to all, or a model cannot be loaded.
     """
-    plan = plan_serve(models, file, config, settings, options, given)
-    settings, options = plan.settings, plan.options
-    if options.uvicorn_log_level not in _LOG_LEVELS:
-        raise ConfigError(f"uvicorn_log_level: {options.uvicorn_log_level!r} is not one of {', '.join(_LOG_LEVELS)}")
+    with reading_options():
+        _check_words(options)
+    # A file may have a part in what does not go together.
+    with reading_options() if file is None else nullcontext():
+        plan = plan_serve(models, file, config, settings, options, given)
+        settings, options = plan.settings, plan.options
+        _check_words(options)
+        check_plan(plan)
     configure_logging(options.log_format, options.log_level)
     log_complaints()
-    check_plan(plan)
     environment_key = os.environ.get("OCTAVO_API_KEY")
     keys = key_ring(options.api_key_file, options.api_key)
     check_settings(settings, has_keys=keys.required)
@@ -89,6 +95,22 @@ def serve_command(
     import uvloop
 
     uvloop.run(_serve(plan, keys, listeners, admin, environment_key))
+
+
+def _check_words(options: ServeOptions) -> None:
+    """Refuse options that are not one of their words.
+
+    Raises:
+        ConfigError: naming the option, its value and the choices.
+    """
+    for name, known in (
+        ("uvicorn_log_level", _LOG_LEVELS),
+        ("log_format", FORMATS),
+        ("log_level", LEVELS),
+    ):
+        value = getattr(options, name)
+        if value not in known:
+            raise ConfigError(f"{name}: {value!r} is not one of {', '.join(known)}")
 
 
 class _Starter:
@@ -144,6 +166,9 @@ async def _serve(
     options, settings = plan.options, plan.settings
     admin_url = None if admin is None else _url(admin[0], settings)
     announcer = Announcer(_url(listener, settings), admin_url, options.shutdown_timeout, needs_key=keys.required)
+    early: list[signal.Signals] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, early.append, number)
     announcer.starting([model.id for model in plan.models], api_processes=options.api_processes)
     with ExitStack() as shown:
         first = next((model.config for model in plan.models if model.autostart), None)
@@ -199,6 +224,7 @@ async def _serve(
                 on_end=announcer.stopped,
                 state=state,
                 processes=processes,
+                early=early,
                 admin=None if admin is None else (admin[0], create_admin_app(state, admin[1], options.admin_host)),
             )
         finally:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from octavo.cli.flags import reading_options
+
 if TYPE_CHECKING:
     from octavo.server.settings import ServerSettings
 
@@ -305,10 +307,12 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
                 given = values.pop(option.name)
                 if given:
                     values[option.name] = tuple(given)
-        for name in _SIZES:
-            if isinstance(values[name], str):
-                values[name] = parse_bytes(values[name], name)
-        command(settings=ServerSettings(**values), **arguments)
+        with reading_options():
+            for name in _SIZES:
+                if isinstance(values[name], str):
+                    values[name] = parse_bytes(values[name], name)
+            settings = ServerSettings(**values)
+        command(settings=settings, **arguments)
 
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

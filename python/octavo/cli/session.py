@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli.console import loading_progress
+from octavo.cli.flags import reading_options
 from octavo.config import EngineConfig
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
@@ -78,9 +79,11 @@ async def open_session(config: EngineConfig, sampling: Mapping[str, Any]) -> Asy
     """Load a model, with a progress bar, and unload it at the end.
 
     Raises:
-        OctavoError: a sampling field out of range, or the model cannot be loaded.
+        WrongOption: a sampling field out of range.
+        OctavoError: the model cannot be loaded.
     """
-    SamplingParams(**{key: value for key, value in sampling.items() if value is not None})
+    with reading_options():
+        SamplingParams(**{key: value for key, value in sampling.items() if value is not None})
     from octavo.engine.async_engine import AsyncEngine
 
     with loading_progress() as progress:

@@ -79,6 +79,7 @@ async def serve(
     signals: bool = True,
     admin: tuple[socket.socket, Any] | None = None,
     processes: Processes | None = None,
+    early: Sequence[signal.Signals] = (),
 ) -> None:
     """Answer on `listener` at once (503 while models load), load the models, serve until a signal.
 
@@ -105,6 +106,7 @@ async def serve(
         signals: handle SIGINT and SIGTERM (the main thread only); else cancel the task to stop.
         admin: a second listener and the application behind it.
         processes: others that serve with this one's engines: they get its signals, and end before the engines do.
+        early: signals that came before; they count as if they came now.
 
     Raises:
         OctavoError: a model could not be loaded.
@@ -143,6 +145,8 @@ async def serve(
     loading = asyncio.ensure_future(_load(state, starting, names))
     for number, delay in handled.items():
         loop.add_signal_handler(number, on_signal, number, delay)
+    for number in early:
+        on_signal(number, handled[number])
     if signals and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         handled[signal.SIGHUP] = 0.0
         if sys.stderr.isatty():
