@@ -95,19 +95,22 @@ def test_a_key_on_the_command_line_is_taken_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "code", "said"),
     [
-        (["--ssl-keyfile", "x"], "error: --ssl-certfile: is missing"),
-        (["--ssl-certfile", "/nowhere.pem"], "/nowhere.pem"),
-        (["--allowed-origins", "*", "--allow-credentials"], "error: --allow-credentials"),
-        (["--allowed-hosts", "http://x"], "error: --allowed-hosts"),
-        (["--root-path", "llm"], "error: --root-path"),
-        (["--max-queue-requests", "0"], "error: --max-queue-requests: 0"),
-        (["--api-key", "short"], "8 to 512"),
+        (["--ssl-keyfile", "x"], 2, "error: --ssl-certfile: is missing"),
+        (["--ssl-certfile", "/nowhere.pem"], 1, "/nowhere.pem"),
+        (["--allowed-origins", "*", "--allow-credentials"], 2, "error: --allow-credentials"),
+        (["--allowed-hosts", "http://x"], 2, "error: --allowed-hosts"),
+        (["--root-path", "llm"], 2, "error: --root-path"),
+        (["--max-queue-requests", "0"], 2, "error: --max-queue-requests: 0"),
+        (["--api-key", "short"], 2, "8 to 512"),
+        (["--otlp-traces-endpoint", "xx"], 2, "error: --otlp-traces-endpoint: 'xx' is no address of a collector"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_before_a_model_is_loaded(arguments: list[str], said: str) -> None:
+def test_settings_that_cannot_work_are_refused_before_a_model_is_loaded(
+    arguments: list[str], code: int, said: str
+) -> None:
     done = octavo("serve", "fake", "--port", "0", *arguments, FAKE_ENGINE_LOADING="30")
-    assert done.returncode != 0
+    assert done.returncode == code
     assert any(said in line for line in plain(done.stderr))
     assert "Traceback" not in done.stderr

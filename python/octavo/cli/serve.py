@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Container, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING
 
 from octavo.cli.announce import Announcer
@@ -21,7 +21,7 @@ from octavo.config import EngineConfig
 from octavo.engine.collector import set_aside
 from octavo.errors import ConfigError
 from octavo.log_format import FORMATS, LEVELS, log_complaints
-from octavo.server.hosts import check_exposure, check_settings
+from octavo.server.hosts import check_certificate, check_exposure, check_settings
 from octavo.server.listen import bind, bind_shared
 from octavo.server.logs import configure_logging
 from octavo.server.service_manager import keep_watchdog, notify
@@ -64,8 +64,7 @@ def serve_command(
     """
     with reading_options():
         _check_words(options)
-    # A file may have a part in what does not go together.
-    with reading_options() if file is None else nullcontext():
+    with _at_fault(file):
         plan = plan_serve(models, file, config, settings, options, given)
         settings, options = plan.settings, plan.options
         _check_words(options)
@@ -74,7 +73,9 @@ def serve_command(
     log_complaints()
     environment_key = os.environ.get("OCTAVO_API_KEY")
     keys = key_ring(options.api_key_file, options.api_key)
-    check_settings(settings, has_keys=keys.required)
+    with _at_fault(file):
+        check_settings(settings, has_keys=keys.required)
+    check_certificate(settings)
     with ExitStack() as listening:
         listeners = [
             listening.enter_context(sock) for sock in bind_shared(options.host, options.port, options.api_processes)
@@ -95,6 +96,11 @@ def serve_command(
     import uvloop
 
     uvloop.run(_serve(plan, keys, listeners, admin, environment_key))
+
+
+def _at_fault(file: str | None) -> AbstractContextManager[None]:
+    """What is refused within is the command line's mistake, unless a file had a part in it."""
+    return reading_options() if file is None else nullcontext()
 
 
 def _check_words(options: ServeOptions) -> None:

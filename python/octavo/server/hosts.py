@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HostCheck",
     "allowed_hosts",
+    "check_certificate",
     "check_exposure",
     "check_settings",
     "cross_origin",
@@ -179,7 +180,7 @@ def check_settings(settings: ServerSettings, *, has_keys: bool) -> None:
     """Refuse settings that would only fail once the server is made, after a model was loaded for nothing.
 
     Raises:
-        ConfigError.
+        ConfigError: whatever the machine; its files are left to `check_certificate`.
     """
     allowed_hosts(settings.allowed_hosts, settings.host, has_keys=has_keys)
     cross_origin(
@@ -188,6 +189,20 @@ def check_settings(settings: ServerSettings, *, has_keys: bool) -> None:
         settings.allowed_headers,
         credentials=settings.allow_credentials,
     )
+    if settings.ssl_certfile is None:
+        check_certificate(settings)
+    if settings.otlp_traces_endpoint is not None:
+        from octavo.server.spans import traces_url
+
+        traces_url(settings.otlp_traces_endpoint)
+
+
+def check_certificate(settings: ServerSettings) -> None:
+    """Read the files of TLS, for the same reason.
+
+    Raises:
+        ConfigError: as `tls_context`.
+    """
     tls_context(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs, settings.ssl_keyfile_password)
 
 

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 
     from octavo.server.request_context import RequestContext
 
-__all__ = ["Spans", "span_attributes"]
+__all__ = ["Spans", "span_attributes", "traces_url"]
 
 _DEFAULT_PATH = "/v1/traces"
 _EXPORT_TIMEOUT_S = 5.0
 
 
-def _endpoint(url: str) -> str:
+def traces_url(url: str) -> str:
+    """Where a collector takes spans: its address, with OTLP's own path where it names none.
+
+    Raises:
+        ConfigError: no address.
+    """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigError(
@@ -46,7 +51,7 @@ class Spans:
     """
 
     def __init__(self, endpoint: str, exporter: SpanExporter | None = None) -> None:
-        endpoint = _endpoint(endpoint)
+        endpoint = traces_url(endpoint)
         try:
             from opentelemetry import trace
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
