@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 from octavo.errors import CorruptFile, ModelError, ModelNotFound, UnsupportedModel
 from octavo.loading.config import load_model_config
 from octavo.loading.gguf import hugging_face_name
-from octavo.loading.resolve import resolve_model
+from octavo.loading.resolve import ModelSource, resolve_model
 from octavo.loading.weights import open_weights
 
 HIDDEN, HEADS, KV_HEADS, INNER, VOCAB = 256, 8, 4, 512, 320
@@ -321,7 +321,8 @@ def test_truncated_files(tmp_path, keep):
     write(tmp_path / "whole.gguf")
     path = tmp_path / "m.gguf"
     path.write_bytes((tmp_path / "whole.gguf").read_bytes()[:keep])
-    source = resolve_model(str(path))
+    # As if it had been cut after it was found: one without its first four bytes is refused by name already.
+    source = ModelSource("gguf", path, "m")
     for read in (load_model_config, open_weights):
         with pytest.raises(ModelError, match=r"m\.gguf"):
             read(source)
