@@ -19,7 +19,7 @@ from octavo import LLM, SamplingParams
 from octavo.bench import workloads
 from octavo.config import EngineConfig
 from octavo.engine.backend import LocalBackend
-from octavo.engine.build import build_loop
+from octavo.engine.loop_builder import build_loop
 from octavo.runner.fake import FakeRunner, fake_model_info
 
 WORKLOADS: dict[str, Callable[[int], list[workloads.Request]]] = {

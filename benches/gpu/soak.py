@@ -22,14 +22,14 @@ from typing import Any
 from octavo import SamplingParams
 from octavo.bench.memory import private_bytes
 from octavo.config import EngineConfig
-from octavo.engine.build import build_loop
 from octavo.engine.collect import RequestState, apply
 from octavo.engine.loop import EngineLoop
+from octavo.engine.loop_builder import build_loop
 from octavo.engine.requests import RequestMaker, submit_checked
 from octavo.loading.resolve import resolve_model
 from octavo.runner import build_runner
-from octavo.runner.build import plan_model
 from octavo.runner.interface import ModelInfo
+from octavo.runner.runner_builder import plan_model
 
 DEVICE = os.environ.get("OCTAVO_TEST_DEVICE", "cuda")
 # Of the time, before memory is first looked at: by then every shape of step has been recorded.

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from octavo import SamplingParams
 from octavo.config import EngineConfig
-from octavo.engine.build import build_loop
 from octavo.engine.loop import EngineLoop
+from octavo.engine.loop_builder import build_loop
 from octavo.engine.requests import RequestMaker, submit_checked
 from octavo.loading.resolve import resolve_model
 from octavo.runner import build_runner

@@ -12,11 +12,11 @@ from pathlib import Path
 import uvloop
 from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.build import load_tokenizer
-from octavo.engine.collector import set_aside
+from octavo.engine.gc_policy import set_aside
+from octavo.engine.loop_builder import load_tokenizer
 from octavo.loading.resolve import resolve_model
 from octavo.server.lifecycle import serve
-from octavo.server.listen import bind
+from octavo.server.transport.listen import bind
 
 WORKER = (sys.executable, str(Path(__file__).with_name("worker.py")))
 

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from octavo.engine.outputs import OutputDelta
 from octavo.log_format import ConsoleFormatter, JsonFormatter, LineHandler
 from octavo.sampling_params import SamplingParams
-from octavo.server.logs import access_fields, request_fields
-from octavo.server.metrics import EngineReading, Metrics
-from octavo.server.request_context import RequestContext, current_request
-from octavo.server.request_record import RequestRecord
-from octavo.server.tracing import trace_of
+from octavo.server.observability.logs import access_fields, request_fields
+from octavo.server.observability.metrics import EngineReading, Metrics
+from octavo.server.observability.request_context import RequestContext, current_request
+from octavo.server.observability.request_record import RequestRecord
+from octavo.server.observability.tracing import trace_of
 
 CHUNKS = 200_000
 STATS = dict.fromkeys(

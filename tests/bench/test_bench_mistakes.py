@@ -26,7 +26,7 @@ from octavo.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
-from octavo.server.auth import KeyRing
+from octavo.server.access.api_keys import KeyRing
 from octavo.server.state import ServerState
 from server_fakes import FakeEngine
 from server_harness import Running

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from octavo.server.listen import bind
+from octavo.server.transport.listen import bind
 
 FAKES = str(Path(__file__).with_name("cli_fakes.py"))
 ADMIN_KEY = "the-key-of-the-admin"

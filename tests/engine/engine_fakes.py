@@ -27,10 +27,10 @@ from typing import Any
 import msgspec
 from octavo._core import TokenTable
 from octavo.config import EngineConfig
-from octavo.engine.build import build_loop
 from octavo.engine.connection import Connection
 from octavo.engine.constraints import OutputConstraints
 from octavo.engine.loop import EngineLoop
+from octavo.engine.loop_builder import build_loop
 from octavo.engine.protocol import StepOutputs
 from octavo.engine.worker import main
 from octavo.errors import InvalidRequest, ModelNotFound

@@ -6,7 +6,7 @@ import gc
 import weakref
 
 import pytest
-from octavo.engine.collector import young_objects_only
+from octavo.engine.gc_policy import young_objects_only
 
 
 class _Ring:

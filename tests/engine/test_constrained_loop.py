@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from octavo._core import TokenTable
 from octavo.config import EngineConfig
-from octavo.engine.build import build_loop
 from octavo.engine.collect import RequestState, apply
 from octavo.engine.loop import EngineLoop
+from octavo.engine.loop_builder import build_loop
 from octavo.engine.protocol import Constraint
 from octavo.engine.requests import RequestMaker
 from octavo.errors import InvalidRequest

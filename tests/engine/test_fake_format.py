@@ -17,7 +17,7 @@ import pytest
 from octavo import LLM
 from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.build import build_engine
+from octavo.engine.loop_builder import build_engine
 from octavo.errors import ConfigError, EngineDead
 from octavo.sampling_params import SamplingParams
 from octavo.text.fake_tokenizer import PASSAGE, fake_tokenizer

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from octavo.engine.pulse import Phase, Pulse
+from octavo.engine.heartbeat import Phase, Pulse
 from octavo.engine.watchdog import ProcessLook, RestartPolicy, Watchdog, look_at
 
 POLICY = RestartPolicy(stall_s=4.0, step_limit_s=20.0, stopped_s=2.0)
@@ -128,7 +128,7 @@ def test_a_look_at_a_process_says_what_the_kernel_knows() -> None:
 def test_another_process_reads_the_pulse() -> None:
     pulse, descriptor = Pulse.create()
     code = (
-        "import sys, time; from octavo.engine.pulse import Phase, Pulse\n"
+        "import sys, time; from octavo.engine.heartbeat import Phase, Pulse\n"
         "pulse = Pulse(int(sys.argv[1]))\n"
         "pulse.enter(Phase.PLAN); time.sleep(0.05); pulse.enter(Phase.LAUNCH); pulse.count_step()"
     )

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-import octavo.engine.build
+import octavo.engine.loop_builder
 from octavo import LLM, SamplingParams
 from octavo.engine import worker
 from octavo.errors import EngineDead, OctavoError
@@ -69,10 +69,10 @@ def local(model: str) -> dict[str, Any]:
     return {"errors": errors, "close_s": time.monotonic() - begin, "closed": refusal(llm)}
 
 
-BUILD = octavo.engine.build.build_engine
+BUILD = octavo.engine.loop_builder.build_engine
 
 if __name__ == "__main__":
-    octavo.engine.build.build_engine = build_and_break
+    octavo.engine.loop_builder.build_engine = build_and_break
     if sys.argv[1] == "worker":
         sys.exit(worker.main(sys.argv[2:]))
     sys.stdout.write(json.dumps(local(sys.argv[2])) + "\n")

@@ -13,7 +13,7 @@ from octavo import LLM, SamplingParams
 from octavo._core import TokenTable
 from octavo.config import EngineConfig
 from octavo.engine.backend import LocalBackend
-from octavo.engine.build import build_loop
+from octavo.engine.loop_builder import build_loop
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.loading.resolve import resolve_model
 from octavo.runner import build_runner

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from octavo.layers.weights import expected_tensors
-from octavo.loading.config import load_model_config
+from octavo.loading.model_config import load_model_config
 from octavo.loading.resolve import resolve_model
 from octavo.models.registry import decoder_spec
 

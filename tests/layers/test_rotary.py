@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from octavo.layers.rotary import cos_sin_table, inverse_frequencies
-from octavo.loading.config import config_from_json
+from octavo.loading.model_config import config_from_json
 from octavo.models.llama import rotary
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -9,8 +9,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from octavo.errors import CorruptFile, ModelError, ModelNotFound, UnsupportedModel
-from octavo.loading.config import load_model_config
 from octavo.loading.gguf import hugging_face_name
+from octavo.loading.model_config import load_model_config
 from octavo.loading.resolve import ModelSource, resolve_model
 from octavo.loading.weights import open_weights
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from decoder_driver import DecoderDriver
 from octavo.layers.spec import DecoderSpec
-from octavo.loading.config import load_model_config
+from octavo.loading.model_config import load_model_config
 from octavo.loading.resolve import ModelSource, resolve_model
 from octavo.loading.weights import WeightSource, open_weights
 from octavo.models.registry import decoder_spec

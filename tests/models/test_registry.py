@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from octavo.errors import UnsupportedModel
-from octavo.loading.config import config_from_json
+from octavo.loading.model_config import config_from_json
 from octavo.models.registry import decoder_spec
 
 

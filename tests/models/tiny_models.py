@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 from octavo.layers.spec import DecoderSpec
-from octavo.loading.config import load_model_config
+from octavo.loading.model_config import load_model_config
 from octavo.loading.resolve import ModelSource
 from octavo.loading.weights import WeightSource, open_weights
 from octavo.models.registry import decoder_spec

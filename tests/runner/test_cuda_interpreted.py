@@ -13,15 +13,15 @@ import pytest
 import torch
 import transformers
 from octavo.config import EngineConfig
-from octavo.engine.build import build_loop
 from octavo.engine.constraints import OutputConstraints
+from octavo.engine.loop_builder import build_loop
 from octavo.layers.cuda_inputs import StepSize
-from octavo.loading.config import load_model_config
+from octavo.loading.model_config import load_model_config
 from octavo.loading.resolve import resolve_model
 from octavo.loading.weights import open_weights
 from octavo.models.registry import decoder_spec
-from octavo.runner.build import build_runner
 from octavo.runner.interface import ModelInfo, Runner
+from octavo.runner.runner_builder import build_runner
 
 if torch.cuda.is_available():
     pytest.skip("the interpreter is for machines without a GPU", allow_module_level=True)

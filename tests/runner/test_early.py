@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from octavo.runner.early import EarlyContext
+from octavo.runner.context_init import EarlyContext
 
 
 def test_without_a_driver_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_what_the_driver_refuses_is_left_to_torch(failing: str | None, monkeypat
 def test_torch_uses_the_context() -> None:
     # A device cannot be left again, so in a process of its own.
     program = (
-        "from octavo.runner.early import EarlyContext\n"
+        "from octavo.runner.context_init import EarlyContext\n"
         "context = EarlyContext()\n"
         "import torch\n"
         "context.wait()\n"

@@ -13,9 +13,9 @@ import transformers
 from octavo._core import Core
 from octavo.config import EngineConfig
 from octavo.loading.resolve import resolve_model
-from octavo.runner.build import build_runner
 from octavo.runner.fake import FakeRunner, fake_model_info
 from octavo.runner.interface import ModelInfo, Runner
+from octavo.runner.runner_builder import build_runner
 
 NEW_TOKENS = 20
 LENGTHS = [1, 3, 15, 16, 17, 31, 40, 64, 70, 33]

@@ -12,7 +12,7 @@ from octavo.errors import NotEnoughMemory
 from octavo.runner.cuda_build import RESERVE_BYTES, _check
 from octavo.runner.device import Gpu
 from octavo.runner.memory import MemoryPlan
-from octavo.runner.meter import MemoryMeter
+from octavo.runner.memory_meter import MemoryMeter
 
 MIB, GIB = 1 << 20, 1 << 30
 DEVICE = torch.device("cuda", 0)

@@ -14,8 +14,8 @@ from octavo.config import EngineConfig
 from octavo.kernels import reference
 from octavo.layers.decoder import Decoder
 from octavo.loading.resolve import resolve_model
-from octavo.runner.build import build_runner
 from octavo.runner.runner import ModelRunner
+from octavo.runner.runner_builder import build_runner
 from plan_writer import MAX_NUM_SEQS, MAX_TOKENS, PlanWriter, params
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28]

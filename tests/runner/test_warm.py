@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from octavo.errors import ConfigError
 from octavo.kernels.launch import compiling
-from octavo.runner.warm import KernelCompiler
+from octavo.runner.kernel_warmup import KernelCompiler
 
 
 def run(case: str, caches: Path) -> tuple[dict[str, Any], str]:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from octavo.errors import ConfigError
 from octavo.kernels.launch import launch
-from octavo.runner.warm import KernelCompiler
+from octavo.runner.kernel_warmup import KernelCompiler
 from offline_driver import compile_for
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from octavo.server.auth import KeyRing
+from octavo.server.access.api_keys import KeyRing
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from server_fakes import FakeEngine

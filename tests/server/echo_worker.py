@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from octavo._core import TokenTable
 from octavo.config import EngineConfig
-from octavo.engine.build import build_loop
 from octavo.engine.loop import EngineLoop
+from octavo.engine.loop_builder import build_loop
 from octavo.engine.worker import main
 from octavo.runner.fake import FakeHandle, FakeRunner, fake_model_info
 from octavo.runner.interface import PARAM_WIDTH, ModelInfo, StepResult

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from octavo.config import EngineConfig
 from octavo.errors import ModelNotFound
-from octavo.server.registry import ModelRegistry
+from octavo.server.models.registry import ModelRegistry
 from octavo.server.settings import ServerSettings
 from server_fakes import FakeEngine
 

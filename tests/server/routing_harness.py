@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import uvloop
 from octavo.config import EngineConfig
-from octavo.server.admin import AdminKeys, create_admin_app
-from octavo.server.auth import KeyRing
+from octavo.server.access.api_keys import KeyRing
+from octavo.server.admin.routes import AdminKeys, create_admin_app
 from octavo.server.lifecycle import serve
-from octavo.server.listen import bind
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
+from octavo.server.transport.listen import bind
 from registry_fakes import Engines
 
 ADMIN_KEY = "the-key-of-the-admin"

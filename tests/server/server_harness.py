@@ -11,8 +11,8 @@ import openai
 import uvloop
 from octavo.server.app import create_app
 from octavo.server.lifecycle import serve
-from octavo.server.listen import bind
 from octavo.server.state import ServerState
+from octavo.server.transport.listen import bind
 from starlette.applications import Starlette
 
 

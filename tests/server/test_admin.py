@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 from octavo.errors import ConfigError
-from octavo.server.admin import AdminKeys
-from octavo.server.auth import KeyRing
-from octavo.server.listen import bind
+from octavo.server.access.api_keys import KeyRing
+from octavo.server.admin.routes import AdminKeys
+from octavo.server.transport.listen import bind
 from routing_harness import ADMIN_KEY, Routed
 
 

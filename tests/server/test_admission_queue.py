@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo.errors import InvalidRequest
-from octavo.server.admission import (
+from octavo.server.access.api_keys import ANONYMOUS, PRIORITIES, Identity
+from octavo.server.error_responses import ConcurrencyExceeded, QueueFull
+from octavo.server.queueing.admission_queue import (
     AdmissionQueue,
     Concurrency,
     class_of,
     engine_priority,
     salt_of,
 )
-from octavo.server.auth import ANONYMOUS, PRIORITIES, Identity
-from octavo.server.errors import ConcurrencyExceeded, QueueFull
 
 
 def queue_of(capacity: int = 1, **limits: int) -> AdmissionQueue:

@@ -16,9 +16,9 @@ from typing import Any
 import openai
 import pytest
 from octavo.errors import ConfigError
-from octavo.server import auth
+from octavo.server.access import api_keys as auth
+from octavo.server.access.api_keys import ApiKey, KeyRing, parse_keys
 from octavo.server.app import create_app
-from octavo.server.auth import ApiKey, KeyRing, parse_keys
 from octavo.server.state import ServerState
 from server_harness import Running
 from starlette.routing import Mount, Route

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from octavo.server.siblings import merge_metrics
+from octavo.server.ipc import merge_metrics
 from serve_log import ServeLog
 
 

@@ -12,11 +12,11 @@ import openai
 import pytest
 from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
-from octavo.server.auth import KeyRing
+from octavo.server.access.api_keys import KeyRing
 from octavo.server.lifecycle import serve
-from octavo.server.listen import bind
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
+from octavo.server.transport.listen import bind
 
 PROMPT = list(range(100, 164))  # four blocks
 CACHED = 48  # at most: the last block is computed again, for its last token is asked for

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from octavo.server import connection as connection_module
-from octavo.server.auth import KeyRing
-from octavo.server.connection import ClientConnection
-from octavo.server.listen import bind
+from octavo.server.access.api_keys import KeyRing
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
+from octavo.server.transport import connection as connection_module
+from octavo.server.transport.connection import ClientConnection
+from octavo.server.transport.listen import bind
 from server_fakes import FakeEngine, answer
 from server_harness import Running
 
@@ -209,7 +209,7 @@ def test_as_many_connections_as_the_system_allows() -> None:
 import resource
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, min(hard, 4096)))
-from octavo.server.listen import allow_many_files
+from octavo.server.transport.listen import allow_many_files
 allow_many_files()
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 assert soft == hard, (soft, hard)

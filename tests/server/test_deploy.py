@@ -26,8 +26,8 @@ import yaml
 from octavo.cli import _USAGE
 from octavo.cli.app import app
 from octavo.server import lifecycle
+from octavo.server.access.hosts import HostCheck, allowed_hosts
 from octavo.server.app import _MODULES
-from octavo.server.hosts import HostCheck, allowed_hosts
 from octavo.server.service_manager import notify
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState

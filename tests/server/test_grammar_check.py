@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from octavo._core import TokenTable, Vocabulary
 from octavo.errors import ConfigError, InvalidRequest, Overloaded
 from octavo.sampling_params import SamplingParams
-from octavo.server import grammar_check
-from octavo.server.compile_queue import CompileQueue
-from octavo.server.constraints import constraint_field, specification
-from octavo.server.errors import QueueFull
-from octavo.server.grammar_check import GrammarCheck
-from octavo.server.protocol import CompletionRequest, decode
-from octavo.server.served import ServedModel
+from octavo.server.apis.openai.requests import CompletionRequest, decode
+from octavo.server.error_responses import QueueFull
+from octavo.server.models.model_handle import ServedModel
+from octavo.server.request import grammar_check
+from octavo.server.request.compile_queue import CompileQueue
+from octavo.server.request.grammar_check import GrammarCheck
+from octavo.server.request.structured_outputs import constraint_field, specification
 from octavo.server.settings import ServerSettings
 from octavo.text.fake_tokenizer import fake_tokenizer
 from server_fakes import FakeEngine

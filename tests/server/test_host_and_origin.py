@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from octavo.errors import ConfigError
-from octavo.server.auth import KeyRing
-from octavo.server.hosts import allowed_hosts, check_exposure, check_settings
+from octavo.server.access.api_keys import KeyRing
+from octavo.server.access.hosts import allowed_hosts, check_exposure, check_settings
 from octavo.server.settings import ServerSettings
 from server_fakes import FakeEngine, answer
 from server_harness import Running

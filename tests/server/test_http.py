@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from octavo.server.connection import ClientConnection
+from octavo.server.transport.connection import ClientConnection
 from server_fakes import BROKEN_TOKEN, FakeEngine, answer
 from server_harness import Running
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from octavo.server.auth import KeyRing
-from octavo.server.connection import ClientConnection
+from octavo.server.access.api_keys import KeyRing
+from octavo.server.transport.connection import ClientConnection
 from server_fakes import FakeEngine, answer
 from server_harness import Running
 

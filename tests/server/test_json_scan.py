@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octavo.server.json_scan import scan
+from octavo.server.request.json_scan import scan
 
 TEXTS = st.text(st.sampled_from('a"\\[]{}é\n/u'), max_size=12)
 VALUES = st.recursive(

@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 import pytest
-from octavo.server.auth import KeyRing
+from octavo.server.access.api_keys import KeyRing
 from server_fakes import FakeEngine, answer
 from server_harness import Running
 

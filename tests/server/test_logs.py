@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo.log_format import ConsoleFormatter, JsonFormatter, LineHandler, printable
-from octavo.server.logs import request_fields
+from octavo.server.observability.logs import request_fields
 from server_fakes import BROKEN_TOKEN, FakeEngine
 from server_harness import Running
 
@@ -311,7 +311,7 @@ def test_a_line_that_cannot_be_made_hurts_nobody_and_is_a_line_all_the_same(tmp_
 def test_the_engines_lines_look_like_the_servers(form: str) -> None:
     code = (
         "import logging, os, subprocess, sys\n"
-        "from octavo.server.logs import configure_logging\n"
+        "from octavo.server.observability.logs import configure_logging\n"
         f"configure_logging({form!r}, 'info')\n"
         "logging.getLogger('octavo.here').info('of the server')\n"
         "child = 'import logging; from octavo.log_format import configure_child; configure_child(\"engine\");'\n"

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from octavo.engine.outputs import OutputDelta
 from octavo.errors import CapacityExceeded, ConfigError
 from octavo.sampling_params import SamplingParams
-from octavo.server.auth import KeyRing
-from octavo.server.metrics import Metrics, RequestRecord
-from octavo.server.series import MAX_HISTOGRAMS, MAX_SERIES, Family
+from octavo.server.access.api_keys import KeyRing
+from octavo.server.observability.metrics import Metrics, RequestRecord
+from octavo.server.observability.series import MAX_HISTOGRAMS, MAX_SERIES, Family
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from prometheus_client import CollectorRegistry, Histogram

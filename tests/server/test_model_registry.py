@@ -17,8 +17,8 @@ from octavo.errors import (
     NotEnoughMemory,
     OctavoError,
 )
-from octavo.server.entry import ModelState
-from octavo.server.errors import EngineLoading, ModelUnavailable, ServerStopping
+from octavo.server.error_responses import EngineLoading, ModelUnavailable, ServerStopping
+from octavo.server.models.entry import ModelState
 from registry_fakes import Engines, ask, eventually, registry, run
 from server_fakes import FakeEngine
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from octavo import __version__
 from octavo.config import EngineConfig
-from octavo.server.auth import KeyRing
+from octavo.server.access.api_keys import KeyRing
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from server_fakes import BROKEN_TOKEN, FakeEngine, answer

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import httpx
 import jsonschema
 import pytest
-from octavo.server.docs import PAGE
-from octavo.server.openapi import document
+from octavo.server.apis.openapi.docs import PAGE
+from octavo.server.apis.openapi.document import document
 from octavo.server.state import ServerState
 from server_fakes import FakeEngine
 from server_harness import Running, application

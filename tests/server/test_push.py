@@ -21,10 +21,10 @@ from octavo.engine.client import EngineClient
 from octavo.engine.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams
 from octavo.server.lifecycle import serve
-from octavo.server.listen import bind
-from octavo.server.request_cycle import ChunkSender
-from octavo.server.request_record import RequestRecord
+from octavo.server.observability.request_record import RequestRecord
 from octavo.server.state import ServerState
+from octavo.server.transport.listen import bind
+from octavo.server.transport.request_cycle import ChunkSender
 from server_fakes import FakeEngine
 from server_harness import Running
 

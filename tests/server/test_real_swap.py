@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from octavo.config import EngineConfig
-from octavo.server.starting import start_engine
+from octavo.server.models.engine_start import start_engine
 from routing_harness import Routed
 from tiny_checkpoint import write_tiny_llama
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from octavo.config import EngineConfig
 from octavo.errors import ModelNotServed, OctavoError
-from octavo.server.entry import ModelState
-from octavo.server.errors import EngineLoading, ModelUnavailable, ServerStopping
-from octavo.server.registry import ModelRegistry
+from octavo.server.error_responses import EngineLoading, ModelUnavailable, ServerStopping
+from octavo.server.models.entry import ModelState
+from octavo.server.models.registry import ModelRegistry
 from registry_fakes import Engines, eventually, registry, run
 from server_fakes import FakeEngine
 

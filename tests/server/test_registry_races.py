@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from octavo.config import EngineConfig
 from octavo.errors import InvalidRequest, ModelNotFound, ModelNotServed
-from octavo.server.entry import ModelState
-from octavo.server.errors import ModelFailed, ModelUnavailable, ServerStopping
+from octavo.server.error_responses import ModelFailed, ModelUnavailable, ServerStopping
+from octavo.server.models.entry import ModelState
 from registry_fakes import Engines, ask, eventually, registry, run
 
 # -------------------------------------------------------- loads that fail

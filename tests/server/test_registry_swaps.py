@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineDead, InvalidRequest, ModelNotFound, ModelNotServed
-from octavo.server.errors import ModelConflict
+from octavo.server.error_responses import ModelConflict
 from registry_fakes import Engines, ask, eventually, registry, run
 
 # -------------------------------------------------------- aliases and swaps

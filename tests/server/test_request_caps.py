@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from octavo.errors import ConfigError, InvalidRequest
 from octavo.sampling_params import SamplingParams
-from octavo.server.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, ClientConnection
-from octavo.server.limits import check_json, check_request
+from octavo.server.request.limits import check_json, check_request
 from octavo.server.settings import ServerSettings
+from octavo.server.transport.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, ClientConnection
 from server_fakes import FakeEngine
 from server_harness import Running
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from octavo.server.auth import KeyRing
-from octavo.server.entry import ModelState
+from octavo.server.access.api_keys import KeyRing
+from octavo.server.models.entry import ModelState
 from routing_harness import Routed, versions
 from server_fakes import answer
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from octavo.server.openapi import document
+from octavo.server.apis.openapi.document import document
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from server_fakes import FakeEngine

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from octavo import __version__
 from octavo.engine.outputs import OutputDelta, TokenLogprobs
+from octavo.server.apis.tgi.routes import _Tokens
 from octavo.server.state import ServerState
-from octavo.server.tgi import _Tokens
 from server_fakes import BROKEN_TOKEN, FakeEngine, answer
 from server_harness import Running
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from octavo.errors import ConfigError
-from octavo.server.certificates import watch_certificate
-from octavo.server.hosts import tls_context
+from octavo.server.access.hosts import tls_context
 from octavo.server.settings import ServerSettings
+from octavo.server.transport.certificates import watch_certificate
 from server_harness import Running
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")

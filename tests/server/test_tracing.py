@@ -16,9 +16,9 @@ import httpx
 import openai
 import pytest
 from octavo.errors import ConfigError
+from octavo.server.observability.tracing import Trace, parse_tracestate, trace_of
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
-from octavo.server.tracing import Trace, parse_tracestate, trace_of
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from server_fakes import BROKEN_TOKEN, FakeEngine
 from server_harness import Running

@@ -35,7 +35,7 @@ def memory(config: EngineConfig, options: BenchOptions) -> Results:
         OctavoError: the model cannot be served.
     """
     from octavo.loading.resolve import resolve_model
-    from octavo.runner.build import plan_model
+    from octavo.runner.runner_builder import plan_model
 
     if config.kv_cache_memory is None and config.num_blocks is None:
         config = msgspec.structs.replace(config, kv_cache_memory=_FILLED_KV)
@@ -74,7 +74,7 @@ def long_run(requests: int) -> dict[str, str | int | float]:
     Returns:
         `requests`, memory after a tenth of them and after all (`tenth_mib`, `all_mib`), `growth_mib`.
     """
-    from octavo.engine.build import build_loop
+    from octavo.engine.loop_builder import build_loop
     from octavo.engine.requests import RequestMaker, submit_checked
     from octavo.runner.fake import FakeRunner, fake_model_info
     from octavo.sampling_params import SamplingParams

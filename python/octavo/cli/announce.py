@@ -16,8 +16,8 @@ from octavo.log_format import current_format
 from octavo.server.service_manager import notify
 
 if TYPE_CHECKING:
-    from octavo.server.registry import ModelRegistry
-    from octavo.server.served import ServedModel
+    from octavo.server.models.model_handle import ServedModel
+    from octavo.server.models.registry import ModelRegistry
 
 __all__ = ["Announcer"]
 

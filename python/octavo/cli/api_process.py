@@ -25,19 +25,19 @@ from octavo.cli.api_processes import Ask, Brief, Given
 from octavo.cli.serve_plan import ServeOptions
 from octavo.config import EngineConfig
 from octavo.engine.attached import AttachedEngine
-from octavo.engine.collector import set_aside
+from octavo.engine.gc_policy import set_aside
 from octavo.engine.process import die_with
 from octavo.errors import EngineDead, EngineRestarting
 from octavo.log_format import log_complaints
-from octavo.server.aliases import Alias
-from octavo.server.auth import KeyRing
+from octavo.server.access.api_keys import KeyRing
 from octavo.server.config_file import ModelPlan, populate
+from octavo.server.ipc import Talk, TalkEnded
 from octavo.server.lifecycle import serve
-from octavo.server.logs import configure_logging
-from octavo.server.observe import exposition
+from octavo.server.models.aliases import Alias
+from octavo.server.models.engine_start import Progress
+from octavo.server.observability.logs import configure_logging
+from octavo.server.observability.middleware import exposition
 from octavo.server.settings import ServerSettings
-from octavo.server.siblings import Talk, TalkEnded
-from octavo.server.starting import Progress
 from octavo.server.state import ServerState
 
 __all__ = ["main"]

@@ -21,7 +21,7 @@ from octavo.engine.protocol import ErrorRecord
 from octavo.engine.supervisor import SupervisedEngine
 from octavo.errors import EngineDead, OctavoError
 from octavo.log_relay import StandardError, relayed
-from octavo.server.siblings import Talk, TalkEnded, merge_metrics
+from octavo.server.ipc import Talk, TalkEnded, merge_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from octavo.cli.flags import reading_options
-from octavo.server.auth import KeyRing
+from octavo.server.access.api_keys import KeyRing
 
 __all__ = ["key_ring"]
 

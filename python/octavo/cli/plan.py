@@ -17,8 +17,8 @@ def plan_command(config: EngineConfig, as_json: bool) -> None:
     Raises:
         OctavoError: no such model, or one that does not fit.
     """
-    from octavo.engine.build import find_model
-    from octavo.runner.build import plan_model
+    from octavo.engine.loop_builder import find_model
+    from octavo.runner.runner_builder import plan_model
 
     with loading_progress() as progress:
         source = find_model(config, progress)

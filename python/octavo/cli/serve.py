@@ -18,20 +18,20 @@ from octavo.cli.flags import reading_options
 from octavo.cli.keys import key_ring
 from octavo.cli.serve_plan import ServeOptions, ServePlan, check_plan, plan_serve
 from octavo.config import EngineConfig
-from octavo.engine.collector import set_aside
+from octavo.engine.gc_policy import set_aside
 from octavo.errors import ConfigError
 from octavo.log_format import FORMATS, LEVELS, log_complaints
-from octavo.server.hosts import check_certificate, check_exposure, check_settings
-from octavo.server.listen import bind, bind_shared
-from octavo.server.logs import configure_logging
+from octavo.server.access.hosts import check_certificate, check_exposure, check_settings
+from octavo.server.models.engine_start import Progress, start_engine
+from octavo.server.observability.logs import configure_logging
 from octavo.server.service_manager import keep_watchdog, notify
-from octavo.server.starting import Progress, start_engine
+from octavo.server.transport.listen import bind, bind_shared
 
 if TYPE_CHECKING:
     from octavo.engine.supervisor import SupervisedEngine
-    from octavo.server.admin import AdminKeys
-    from octavo.server.auth import KeyRing
-    from octavo.server.served import ServedModel
+    from octavo.server.access.api_keys import KeyRing
+    from octavo.server.admin.routes import AdminKeys
+    from octavo.server.models.model_handle import ServedModel
     from octavo.server.settings import ServerSettings
 
 __all__ = ["serve_command"]
@@ -86,7 +86,7 @@ def serve_command(
         # The engine's process has no use for it.
         admin_key = os.environ.pop("OCTAVO_ADMIN_KEY", None)
         if options.admin_port is not None:
-            from octavo.server.admin import AdminKeys
+            from octavo.server.admin.routes import AdminKeys
 
             admin = (
                 listening.enter_context(bind(options.admin_host, options.admin_port, prefix="admin_")),
@@ -188,10 +188,10 @@ async def _serve(
         # The engine's process starts now, and loads while this one imports the server.
         await asyncio.sleep(0)
         from octavo.cli.api_processes import ApiProcesses
-        from octavo.server.admin import create_admin_app
+        from octavo.server.admin.routes import create_admin_app
         from octavo.server.config_file import populate
         from octavo.server.lifecycle import serve
-        from octavo.server.observe import exposition
+        from octavo.server.observability.middleware import exposition
         from octavo.server.state import ServerState
 
         watchdog = None

@@ -14,8 +14,8 @@ from octavo.cli.options import given_settings
 from octavo.cli.server_options import given_server_settings
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.server.aliases import Alias
 from octavo.server.config_file import LISTEN_FIELDS, ModelPlan, divide_memory, read_serve_file
+from octavo.server.models.aliases import Alias
 from octavo.server.settings import ServerSettings
 
 __all__ = ["ServeOptions", "ServePlan", "check_plan", "plan_serve"]

@@ -15,6 +15,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.engine.client import EngineClient
 from octavo.engine.collect import RequestState, Sink, apply
+from octavo.engine.engine_state import EngineState
 from octavo.engine.outputs import OutputDelta, RequestOutput
 from octavo.engine.process import WORKER_COMMAND
 from octavo.engine.protocol import (
@@ -31,7 +32,6 @@ from octavo.engine.protocol import (
     StepOutputs,
 )
 from octavo.engine.requests import RequestMaker, submissions
-from octavo.engine.state import EngineState
 from octavo.errors import EngineDead, InvalidRequest
 from octavo.runner.interface import ModelInfo
 from octavo.sampling_params import SamplingParams
@@ -168,7 +168,7 @@ class AsyncEngine:
 
     async def _find(self) -> ModelSource:
         """The model's files."""
-        from octavo.engine.build import find_model
+        from octavo.engine.loop_builder import find_model
 
         loop = asyncio.get_running_loop()
 
@@ -190,7 +190,7 @@ class AsyncEngine:
         await self._read_tokenizer(source)
 
     async def _read_tokenizer(self, source: ModelSource | None = None) -> None:
-        from octavo.engine.build import load_tokenizer
+        from octavo.engine.loop_builder import load_tokenizer
 
         source = source or await self._find()
         self.tokenizer = await self._in_thread(lambda: load_tokenizer(self.config, source))

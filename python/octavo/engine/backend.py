@@ -113,7 +113,7 @@ class LocalBackend:
         Raises:
             ModelError, ConfigError: it cannot be served like this.
         """
-        from octavo.engine.build import build_engine
+        from octavo.engine.loop_builder import build_engine
 
         num_threads = cpu_info()["num_threads"]
         try:
@@ -189,7 +189,7 @@ class WorkerBackend:
         name = config.model
         try:
             if command is None:
-                from octavo.engine.build import find_model, load_tokenizer
+                from octavo.engine.loop_builder import find_model, load_tokenizer
 
                 source = find_model(config, progress)
                 backend._send(Load(msgspec.structs.replace(config, model=str(source.path))))

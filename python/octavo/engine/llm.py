@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from octavo.config import EngineConfig
 from octavo.engine.backend import Backend, LocalBackend, WorkerBackend
 from octavo.engine.collect import RequestState
-from octavo.engine.collector import young_objects_only
 from octavo.engine.gather import Gatherer
+from octavo.engine.gc_policy import young_objects_only
 from octavo.engine.interrupt import DeferredInterrupt
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.progress import ProgressBar

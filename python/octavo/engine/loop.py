@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.engine.constraints import Compiled, Failure, OutputConstraints
+from octavo.engine.heartbeat import Phase, Pulse
 from octavo.engine.protocol import Logprobs, StepOutputs
-from octavo.engine.pulse import Phase, Pulse
 from octavo.engine.requests import CheckedRequest, submit_checked
 from octavo.engine.step_sizes import StepSizes
 

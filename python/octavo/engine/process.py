@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from octavo.engine.pulse import Pulse
+from octavo.engine.heartbeat import Pulse
 from octavo.errors import EngineDead
 from octavo.log_relay import relayed
 

@@ -15,9 +15,9 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.client import EngineClient
+from octavo.engine.engine_state import EngineState
 from octavo.engine.process import WORKER_COMMAND
 from octavo.engine.protocol import Load
-from octavo.engine.state import EngineState
 from octavo.engine.watchdog import RestartPolicy, Watchdog, look_at
 from octavo.errors import EngineDead, EngineRestarting, OctavoError
 from octavo.runner.interface import ModelInfo

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.engine.pulse import Phase
+from octavo.engine.heartbeat import Phase
 
 __all__ = ["ProcessLook", "RestartPolicy", "Watchdog", "look_at"]
 

@@ -24,9 +24,9 @@ from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.engine.clients import ID_MASK, Client, Clients
-from octavo.engine.collector import set_aside
 from octavo.engine.connection import ClientGone, Connection
-from octavo.engine.intake import Intake
+from octavo.engine.gc_policy import set_aside
+from octavo.engine.heartbeat import Phase, Pulse
 from octavo.engine.loop import EngineLoop
 from octavo.engine.process import die_with
 from octavo.engine.protocol import (
@@ -43,7 +43,7 @@ from octavo.engine.protocol import (
     StatsQuery,
     Submit,
 )
-from octavo.engine.pulse import Phase, Pulse
+from octavo.engine.request_queue import Intake
 from octavo.errors import OctavoError
 from octavo.log_format import configure_child
 from octavo.runner.interface import ModelInfo
@@ -217,7 +217,7 @@ def _serve(
     if build is None:
         # Imports take their time: meanwhile the client finds the model's files.
         import octavo.runner.runner  # noqa: F401
-        from octavo.engine.build import build_engine
+        from octavo.engine.loop_builder import build_engine
 
         build = build_engine
     config = _await_config(connection)

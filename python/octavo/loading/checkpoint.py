@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo import _core
 from octavo.errors import CorruptFile, ModelNotFound
-from octavo.loading.config import read_json
 from octavo.loading.mapping import MappedFile
+from octavo.loading.model_config import read_json
 from octavo.loading.weights import TORCH_NAMES, WeightPart, WeightSource
 
 if TYPE_CHECKING:

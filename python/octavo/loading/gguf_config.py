@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from octavo import _core
 from octavo.errors import CorruptFile, UnsupportedModel
 from octavo.loading import fields
-from octavo.loading.config import ModelConfig, RopeConfig
+from octavo.loading.model_config import ModelConfig, RopeConfig
 from octavo.text.gguf_tokens import end_token_ids
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from octavo.errors import UnsupportedModel
 from octavo.layers.spec import Activation, DecoderSpec, RotaryKind, RotarySpec
 
 if TYPE_CHECKING:
-    from octavo.loading.config import ModelConfig
+    from octavo.loading.model_config import ModelConfig
 
 __all__ = ["llama", "mistral", "qwen2", "qwen3", "rotary"]
 

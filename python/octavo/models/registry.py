@@ -10,7 +10,7 @@ from octavo.models.llama import llama, mistral, qwen2, qwen3
 
 if TYPE_CHECKING:
     from octavo.layers.spec import DecoderSpec
-    from octavo.loading.config import ModelConfig
+    from octavo.loading.model_config import ModelConfig
 
 __all__ = ["ARCHITECTURES", "decoder_spec"]
 

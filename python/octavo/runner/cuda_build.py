@@ -29,9 +29,9 @@ from octavo.runner.cuda_step import CudaStep
 from octavo.runner.device import WHOLE_DEVICE, Gpu, find_gpu
 from octavo.runner.graphs import step_sizes
 from octavo.runner.interface import ModelInfo
+from octavo.runner.kernel_warmup import KernelCompiler
 from octavo.runner.memory import DeviceNeeds, MemoryPlan, format_bytes
-from octavo.runner.meter import MemoryMeter
-from octavo.runner.warm import KernelCompiler
+from octavo.runner.memory_meter import MemoryMeter
 from octavo.sampling_params import MAX_LOGPROBS
 
 if TYPE_CHECKING:

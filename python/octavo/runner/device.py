@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from octavo import _core
 from octavo.errors import ConfigError
-from octavo.runner.early import EarlyContext
+from octavo.runner.context_init import EarlyContext
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig

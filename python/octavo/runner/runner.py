@@ -8,9 +8,9 @@ import numpy as np
 
 from octavo.layers.decoder import Decoder
 from octavo.layers.operations import IntArray, KvCache
+from octavo.runner.host_state import Arena, HostState
 from octavo.runner.interface import ModelInfo, StepResult
 from octavo.runner.sampler import Sampler
-from octavo.runner.state import Arena, HostState
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan

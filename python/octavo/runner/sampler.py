@@ -9,8 +9,8 @@ from octavo.layers.operations import IntArray, Memory
 
 if TYPE_CHECKING:
     from octavo._core import StepPlan
+    from octavo.runner.host_state import Arena, HostState
     from octavo.runner.interface import StepResult
-    from octavo.runner.state import Arena, HostState
 
 __all__ = ["CpuSampler", "Sampler"]
 

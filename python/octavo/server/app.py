@@ -8,27 +8,32 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from octavo.server import (
+from octavo.server.access.guard import guard
+from octavo.server.apis.anthropic import routes as anthropic
+from octavo.server.apis.ollama import routes as ollama
+from octavo.server.apis.openai import chat, completions, models_route, responses_api, tokenization
+from octavo.server.apis.openai.models_route import json_response
+from octavo.server.apis.openapi import docs, document
+from octavo.server.apis.tgi import routes as tgi
+from octavo.server.observability import health, middleware
+from octavo.server.state import ServerState
+
+__all__ = ["create_app", "http_exception"]
+
+_MODULES = (
     anthropic,
     chat,
     completions,
     docs,
     health,
-    observe,
+    middleware,
     ollama,
-    openapi,
-    reads,
-    responses,
+    document,
+    models_route,
+    responses_api,
     tgi,
-    tokens,
+    tokenization,
 )
-from octavo.server.guard import guard
-from octavo.server.reads import json_response
-from octavo.server.state import ServerState
-
-__all__ = ["create_app", "http_exception"]
-
-_MODULES = (anthropic, chat, completions, docs, health, observe, ollama, openapi, reads, responses, tgi, tokens)
 
 
 def _nothing_at(path: str, known: set[str]) -> str:
@@ -62,4 +67,4 @@ def create_app(state: ServerState) -> ASGIApp:
     """The application over `state`; models may be added to it before and while it serves."""
     routes = [route for module in _MODULES for route in module.routes(state)]
     app = Starlette(routes=routes, middleware=guard(state), exception_handlers={HTTPException: http_exception})
-    return observe.observed(app, state, routes)
+    return middleware.observed(app, state, routes)

@@ -35,12 +35,12 @@ import msgspec
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.server.aliases import Alias, parse_aliases
+from octavo.server.models.aliases import Alias, parse_aliases
 from octavo.server.settings import ServerSettings
 from octavo.sizes import parse_bytes
 
 if TYPE_CHECKING:
-    from octavo.server.registry import ModelRegistry
+    from octavo.server.models.registry import ModelRegistry
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 
 import uvicorn
 
+from octavo.server.access.api_keys import KeyRing
+from octavo.server.access.hosts import tls_context
 from octavo.server.app import create_app
-from octavo.server.auth import KeyRing
-from octavo.server.certificates import watch_certificate
-from octavo.server.connection import ClientConnection
-from octavo.server.hosts import tls_context
-from octavo.server.listen import BACKLOG, allow_many_files
-from octavo.server.served import ClosableEngine, ServedModel
+from octavo.server.models.model_handle import ClosableEngine, ServedModel
 from octavo.server.state import ServerState
+from octavo.server.transport.certificates import watch_certificate
+from octavo.server.transport.connection import ClientConnection
+from octavo.server.transport.listen import BACKLOG, allow_many_files
 
 __all__ = ["Processes", "Server", "serve"]
 

@@ -8,20 +8,20 @@ from collections.abc import Awaitable, Sequence
 from weakref import WeakKeyDictionary
 
 from octavo._core import __version__
-from octavo.server.admission import AdmissionQueue, Concurrency, queue_of
-from octavo.server.auth import KeyRing
-from octavo.server.compile_queue import CompileQueue
-from octavo.server.entry import ModelEntry
-from octavo.server.errors import EngineLoading, ServerStopping
-from octavo.server.grammar_check import GrammarCheck
-from octavo.server.http import Receive, wait_gone
-from octavo.server.limits import BodyBudget
-from octavo.server.metrics import Metrics
-from octavo.server.registry import ModelRegistry, StartEngine, start_async_engine
-from octavo.server.served import ClosableEngine, Engine, ServedModel
+from octavo.server.access.api_keys import KeyRing
+from octavo.server.error_responses import EngineLoading, ServerStopping
+from octavo.server.ipc import Siblings
+from octavo.server.models.entry import ModelEntry
+from octavo.server.models.model_handle import ClosableEngine, Engine, ServedModel
+from octavo.server.models.registry import ModelRegistry, StartEngine, start_async_engine
+from octavo.server.observability.metrics import Metrics
+from octavo.server.observability.spans import Spans
+from octavo.server.queueing.admission_queue import AdmissionQueue, Concurrency, queue_of
+from octavo.server.request.compile_queue import CompileQueue
+from octavo.server.request.grammar_check import GrammarCheck
+from octavo.server.request.limits import BodyBudget
 from octavo.server.settings import ServerSettings
-from octavo.server.siblings import Siblings
-from octavo.server.spans import Spans
+from octavo.server.transport.http import Receive, wait_gone
 
 __all__ = ["ServerState"]
 

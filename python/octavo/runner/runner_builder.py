@@ -1,0 +1,135 @@
+"""From settings and a model's files to a runner that is ready."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from octavo import _core
+from octavo.errors import ConfigError, NotEnoughMemory
+from octavo.layers.cpu import MLP_ROWS, check_kernels
+from octavo.loading.model_config import ModelConfig, load_model_config
+from octavo.loading.progress import Progress
+from octavo.models.registry import decoder_spec
+from octavo.runner.device import find_gpu, resolve_device, resolve_dtype, why_cpu
+from octavo.runner.host import free_memory
+from octavo.runner.interface import ModelInfo, Runner
+from octavo.runner.memory import MemoryPlan, cpu_needs, plan_memory
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+    from octavo.layers.spec import DecoderSpec
+    from octavo.layers.weights import Weights
+    from octavo.loading.resolve import ModelSource
+
+__all__ = ["build_runner", "plan_model"]
+
+
+def plan_model(config: EngineConfig, source: ModelSource) -> MemoryPlan:
+    """What the model would take, from its files' headers alone; for a CPU it imports no torch.
+
+    Raises:
+        ModelError, ConfigError, NotEnoughMemory: as `build_runner`, as far as they show without loading.
+    """
+    if source.kind == "fake":
+        raise ConfigError("load_format: a fake model takes no memory that could be planned; use `auto` or `dummy`")
+    return _plan(config, source, decoder_spec(load_model_config(source)))
+
+
+def _plan(config: EngineConfig, source: ModelSource, spec: DecoderSpec) -> MemoryPlan:
+    device = resolve_device(config)
+    dtype = resolve_dtype(config, device)
+    if device == "cuda":
+        from octavo.runner.cuda_build import cuda_needs
+
+        needs, free_bytes = cuda_needs(config, spec), find_gpu().free_bytes
+    else:
+        if config.kv_cache_dtype != "auto":
+            raise ConfigError(
+                f"kv_cache_dtype: `{config.kv_cache_dtype}` is not supported on a CPU; use `auto`{why_cpu(config)}"
+            )
+        check_kernels(spec)
+        needs, free_bytes = cpu_needs(MLP_ROWS, config.max_num_seqs), free_memory()
+    return plan_memory(config, spec, name=source.name, dtype=dtype, free_bytes=free_bytes, needs=needs)
+
+
+def build_runner(
+    config: EngineConfig, source: ModelSource, progress: Progress | None = None
+) -> tuple[Runner, ModelInfo]:
+    """Plan the memory, load the weights and make the runner. On a CPU nothing of it needs torch.
+
+    Args:
+        config: the settings.
+        source: the model's files.
+        progress: told of the loading.
+
+    Raises:
+        ModelError: files that are missing, corrupt, unsupported or contradictory.
+        ConfigError: settings that cannot work here.
+        NotEnoughMemory: with the figures.
+    """
+    model = load_model_config(source)
+    spec = decoder_spec(model)
+    plan = _plan(config, source, spec)
+    info = ModelInfo(
+        name=source.name,
+        architecture=spec.architecture,
+        max_model_len=plan.max_model_len,
+        vocab_size=spec.vocab_size,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        dtype=plan.dtype,
+        device=plan.device,
+        weights_bytes=plan.weights_bytes,
+        kv_bytes=plan.kv_bytes,
+        eos_token_ids=model.eos_token_ids,
+        sampling_defaults={**source.sampling_defaults, **model.sampling_defaults},
+    )
+    build = _build_cpu_runner
+    if plan.device == "cuda":
+        from octavo.runner.cuda_build import build_cuda_runner as build
+    try:
+        runner = build(config, spec, plan, info, functools.partial(_open, config, source, model), progress)
+    except MemoryError as error:
+        raise NotEnoughMemory(f"{plan.model}: memory ran out while loading.\n{plan.render()}") from error
+    return runner, runner.info
+
+
+def _build_cpu_runner(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    plan: MemoryPlan,
+    info: ModelInfo,
+    open_weights: Callable[[], Weights],
+    progress: Progress | None,
+) -> Runner:
+    from octavo.layers.cpu import CpuOperations
+    from octavo.layers.decoder import Decoder
+    from octavo.layers.load import load_weights
+    from octavo.runner.runner import ModelRunner
+    from octavo.runner.sampler import CpuSampler
+
+    if config.num_threads is not None:
+        _core.cpu_set_num_threads(config.num_threads)
+    operations = CpuOperations(spec, plan.dtype, config.block_size)
+    # Before the weights, so that its pages are made resident while they load.
+    cache = operations.kv_cache(plan.num_blocks, config.block_size)
+    weights = load_weights(spec, open_weights(), operations, num_positions=plan.max_model_len, progress=progress)
+    decoder = Decoder(spec, weights, operations, max_tokens=plan.max_num_batched_tokens, head_rows=plan.head_rows)
+    info = msgspec.structs.replace(info, weights_bytes=weights.num_bytes, kv_bytes=cache.num_bytes)
+    return ModelRunner(decoder, cache, CpuSampler(), info, config.max_num_seqs)
+
+
+def _open(config: EngineConfig, source: ModelSource, model: ModelConfig) -> Weights:
+    if config.load_format == "dummy":
+        from octavo.layers.dummy import DummyWeights
+
+        return DummyWeights(decoder_spec(model), config.seed)
+    from octavo.loading.weights import open_weights
+
+    weights = open_weights(source)
+    weights.prefetch()
+    return weights

@@ -1,0 +1,1 @@
+"""Who may ask: API keys, host and origin checks."""

@@ -1,0 +1,375 @@
+"""Loading, unloading and swapping models while they serve: routes of a listener of its own, behind a key of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from octavo.errors import ConfigError, InvalidRequest, ModelError, ModelNotServed, NotEnoughMemory
+from octavo.server.access.api_keys import Gate, Identity, KeyRing
+from octavo.server.access.hosts import HostCheck, allowed_hosts
+from octavo.server.admin.requests import LoadBody, SwapBody, UnloadBody, decode_command, decode_json, decode_object
+from octavo.server.apis.openai.models_route import json_response
+from octavo.server.apis.openai.requests import RequestBody
+from octavo.server.apis.openapi.document import document
+from octavo.server.apis.openapi.operations import Operation
+from octavo.server.app import http_exception
+from octavo.server.error_responses import ServerStopping, describe
+from octavo.server.models.aliases import parse_aliases
+from octavo.server.models.entry import ModelEntry
+from octavo.server.observability.middleware import observed
+from octavo.server.observability.request_context import context_of
+from octavo.server.state import ServerState
+from octavo.server.transport.http import ClientGone, Receive, Scope, Send, read_body
+
+__all__ = ["AdminKeys", "create_admin_app"]
+
+logger = logging.getLogger("octavo.server")
+
+_MAX_BODY_BYTES = 1 << 20
+_LAST_WORDS_S = 1.0
+_FIRST_SAY_S = 0.05
+
+Body = TypeVar("Body", bound=RequestBody)
+
+
+class AdminKeys(KeyRing):
+    """The keys of the admin listener: its own, and those of the server that have the scope `admin`.
+
+    Args:
+        environment: value of `OCTAVO_ADMIN_KEY`: keys separated by commas.
+        others: the server's keys.
+
+    Raises:
+        ConfigError: there is no key at all.
+    """
+
+    def __init__(self, environment: str | None, others: KeyRing) -> None:
+        super().__init__(environment=environment, variable="OCTAVO_ADMIN_KEY")
+        self._others = others
+        if not len(self) and not others.required:
+            raise ConfigError(
+                "admin_port: there is no key for it; set OCTAVO_ADMIN_KEY, or give a key of the API key file "
+                "scopes=admin"
+            )
+
+    @property
+    def required(self) -> bool:
+        """Always: a file may be reloaded without keys, and then nobody gets in."""
+        return True
+
+    def find(self, presented: Iterable[bytes]) -> Identity | None:
+        """Whom any of the presented keys stands for."""
+        keys = list(presented)
+        own = super().find(keys)
+        if own is not None:
+            name = own.name.replace("environment", "admin")
+            return msgspec.structs.replace(own, name=name, tenant=name, scopes=frozenset(("admin",)))
+        return self._others.find(keys) if self._others.required else None
+
+
+_STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
+    (NotEnoughMemory, 409, "not_enough_memory"),
+    (ModelError, 422, "model_error"),
+    (ConfigError, 400, "invalid_value"),
+)
+
+
+def _failure(error: Exception, request: Request) -> Response:
+    status, payload, headers = describe(error)
+    for kind, own_status, code in _STATUSES:
+        if isinstance(error, kind):
+            status, headers = own_status, {}
+            payload["error"].update(message=str(error), type="invalid_request_error", code=code)
+            break
+    context_of(request.scope).error_code = payload["error"]["code"]
+    return json_response(payload, status, headers)
+
+
+class _NoAnswer(Response):
+    """To a client that has gone."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send nothing."""
+
+
+def _answering(
+    work: Callable[[Request], Awaitable[Response]], state: ServerState
+) -> Callable[[Request], Awaitable[Response]]:
+    async def handler(request: Request) -> Response:
+        task = asyncio.ensure_future(work(request))
+        stopped = asyncio.ensure_future(state.stopped.wait())
+        try:
+            await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                # What has been ended says so itself.
+                await asyncio.wait((task,), timeout=_LAST_WORDS_S)
+            if not task.done():
+                raise ServerStopping("The server is shutting down; this was not waited for.")
+            return task.result()
+        except HTTPException:
+            raise
+        except ClientGone:
+            context_of(request.scope).disconnected = True
+            return _NoAnswer()
+        except Exception as error:
+            return _failure(error, request)
+        finally:
+            task.cancel()
+            stopped.cancel()
+
+    return handler
+
+
+async def _body(request: Request) -> bytes:
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    # A page of another origin can send anything else without being asked for its origin first.
+    if kind != "application/json":
+        raise InvalidRequest(f"Content-Type: {kind[:60]!r} is not supported; send application/json")
+    return await read_body(request.scope, request.receive, _MAX_BODY_BYTES)
+
+
+class _Admin:
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._registry = state.registry
+        # What is answered with 202 goes on without its request.
+        self._background: set[asyncio.Future[Any]] = set()
+
+    async def _command(self, kind: type[Body], request: Request) -> Body:
+        command = decode_command(kind, await _body(request))
+        context_of(request.scope).model = getattr(command, "model", None)
+        return command
+
+    def _check_loads(self) -> None:
+        if self._state.draining:
+            raise ServerStopping("The server is shutting down; nothing is loaded any more.")
+
+    async def models(self, request: Request) -> Response:
+        """`GET /admin/models`: states, progress, use, memory."""
+        settings = self._state.settings
+        budget = {
+            "loaded": len(self._registry.loaded),
+            "max_loaded_models": settings.max_loaded_models,
+            "bytes": sum(entry.bytes for entry in self._registry.loaded),
+            "model_memory": settings.model_memory,
+        }
+        return json_response({"models": self._registry.snapshot(), "budget": budget, "default": self._registry.default})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /admin/models/{id}`."""
+        return json_response(self._registry.describe(self._registry.find(request.path_params["id"])))
+
+    async def load(self, request: Request) -> Response:
+        """`POST /admin/models/load`."""
+        body = await self._command(LoadBody, request)
+        self._check_loads()
+        config = body.config()
+        if config is None:
+            try:
+                entry = self._registry.find(body.model)
+            except ModelNotServed as error:
+                raise ModelNotServed(f"{error} To load a new one, give its path.", "model") from None
+            if body.pinned is not None:
+                entry.pinned = body.pinned
+            if body.keep_alive is not None:
+                self._registry.set_keep_alive(entry.id, body.keep_alive)
+        else:
+            entry = self._registry.register(
+                body.model,
+                config,
+                keep_alive=body.keep_alive,
+                pinned=bool(body.pinned),
+                tentative=True,
+                on_request=False,
+            )
+        return await self._answer(entry, self._registry.load(entry.id), body.wait is not False)
+
+    async def unload(self, request: Request) -> Response:
+        """`POST /admin/models/unload`."""
+        body = await self._command(UnloadBody, request)
+        entry = self._registry.find(body.model)
+        work = self._registry.unload(entry.id, timeout=body.timeout, remove=bool(body.remove))
+        return await self._answer(entry, work, body.wait is not False)
+
+    async def swap(self, request: Request) -> Response:
+        """`POST /admin/models/swap`."""
+        body = await self._command(SwapBody, request)
+        self._check_loads()
+        config = body.config()
+        options = {} if config is None else {"keep_alive": body.keep_alive, "pinned": bool(body.pinned)}
+        work = self._registry.swap(body.model, body.to, config, replace=body.replace, wait=bool(body.wait), **options)
+        done = await asyncio.shield(self._keep(work))
+        return json_response(
+            {
+                "model": body.model,
+                "to": done.entry.id,
+                "weights": self._registry.aliases.get(body.model, {done.entry.id: 1}),
+                "unloading": list(done.unloading),
+                "kept": [{"id": id, "aliases": aliases} for id, aliases in done.kept.items()],
+                "models": self._registry.snapshot(),
+            }
+        )
+
+    async def _answer(self, entry: ModelEntry, work: Any, wait: bool) -> Response:
+        task = self._keep(work)
+        if wait:
+            await asyncio.shield(task)
+            return json_response(self._registry.describe(entry))
+        # It has its say on what is wrong with the request itself.
+        await asyncio.wait((task,), timeout=_FIRST_SAY_S)
+        if task.done():
+            task.result()
+        # From now on what becomes of it is to be seen in the model alone.
+        entry.undo = None
+        return json_response(self._registry.describe(entry), 202)
+
+    def _keep(self, work: Any) -> asyncio.Future[Any]:
+        task: asyncio.Future[Any] = asyncio.ensure_future(work)
+        self._background.add(task)
+
+        def over(task: asyncio.Future[Any]) -> None:
+            self._background.discard(task)
+            if not task.cancelled():
+                task.exception()
+
+        task.add_done_callback(over)
+        return task
+
+    async def aliases(self, request: Request) -> Response:
+        """`GET /admin/aliases`: weights by model, by alias."""
+        return json_response({"aliases": self._registry.aliases})
+
+    async def replace_aliases(self, request: Request) -> Response:
+        """`PUT /admin/aliases`: all of them, at once."""
+        given = decode_object(await _body(request))
+        given = given.get("aliases", given) if set(given) == {"aliases"} else given
+        if not isinstance(given, dict):
+            raise InvalidRequest("aliases: is no object of names", "aliases")
+        self._registry.set_aliases(parse_aliases(given))
+        logger.info("the aliases are %s", self._registry.aliases)
+        return await self.aliases(request)
+
+    async def set_alias(self, request: Request) -> Response:
+        """`PUT /admin/aliases/{name}`: a model's id, or an object of weights by id."""
+        given = decode_json(await _body(request))
+        name = request.path_params["name"]
+        alias = parse_aliases({name: given})[name]
+        self._registry.set_alias(name, alias.weights)
+        logger.info("the alias %s leads to %s", name, alias.weights)
+        return await self.aliases(request)
+
+    async def remove_alias(self, request: Request) -> Response:
+        """`DELETE /admin/aliases/{name}`."""
+        name = request.path_params["name"]
+        self._registry.remove_alias(name)
+        logger.info("the alias %s is removed", name)
+        return await self.aliases(request)
+
+
+_OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("GET", "/admin/models"): Operation(
+        "Models", "List models", "Each with its state, the progress of its load, what uses it and the memory it takes."
+    ),
+    ("GET", "/admin/models/{id}"): Operation("Models", "Describe one model", "By its id, or an alias of one model."),
+    ("POST", "/admin/models/load"): Operation(
+        "Models",
+        "Load a model",
+        "A known one, or a new one with `path` and settings of its `engine`. A new one whose load fails is known no "
+        "more. With `wait: false` the answer is 202 and comes at once; should the load fail later, the model is "
+        "`failed` and says why until it is loaded or removed.",
+        LoadBody,
+        example={"model": "chat@v2", "path": "/models/next"},
+        error="Error",
+    ),
+    ("POST", "/admin/models/unload"): Operation(
+        "Models",
+        "Unload a model",
+        "Lets running requests finish, for `timeout` seconds at most, then closes the engine. A later request loads "
+        "the model again, unless `remove` is true or the server runs with `--no-autoload`.",
+        UnloadBody,
+        example={"model": "chat@v1"},
+        error="Error",
+    ),
+    ("POST", "/admin/models/swap"): Operation(
+        "Models",
+        "Put a model in another's place",
+        "Loads it, has it answer, and lets the name stand for it; until then nothing changes. The answer says which of "
+        "the old models are `unloading`, and which are `kept` because other aliases lead to them.",
+        SwapBody,
+        example={"model": "chat", "to": "chat@v2", "path": "/models/next"},
+        error="Error",
+    ),
+    ("GET", "/admin/aliases"): Operation("Aliases", "List aliases", "Weights by model, by alias."),
+    ("PUT", "/admin/aliases"): Operation(
+        "Aliases",
+        "Replace all aliases",
+        "At once. Each stands for one model, or divides its requests among several by weight.",
+        dict[str, str | dict[str, float]],
+        example={"gpt": "chat@v1", "chat": {"chat@v1": 90, "chat@v2": 10}},
+        error="Error",
+    ),
+    ("PUT", "/admin/aliases/{name}"): Operation(
+        "Aliases",
+        "Set one alias",
+        "To a model's id, or to weights by id.",
+        str | dict[str, float],
+        example={"chat@v1": 90, "chat@v2": 10},
+        error="Error",
+    ),
+    ("DELETE", "/admin/aliases/{name}"): Operation("Aliases", "Forget one alias", error="Error"),
+    ("GET", "/openapi.json"): Operation("Server", "This document"),
+}
+
+
+def create_admin_app(state: ServerState, keys: AdminKeys, host: str = "127.0.0.1") -> ASGIApp:
+    """The admin listener's application.
+
+    Args:
+        state: of the server whose models it commands.
+        keys: that it asks for, on every route.
+        host: that it listens on.
+    """
+    admin = _Admin(state)
+
+    def route(path: str, method: str, work: Callable[[Request], Awaitable[Response]]) -> Route:
+        return Route(path, _answering(work, state), methods=[method])
+
+    async def openapi(request: Request) -> Response:
+        """`GET /openapi.json`: this document."""
+        return json_response(
+            document(routes, "", _OPERATIONS, "Octavo's admin routes", "Models and their names, while they serve.")
+        )
+
+    routes: list[BaseRoute] = [
+        route("/admin/models", "GET", admin.models),
+        route("/admin/models/load", "POST", admin.load),
+        route("/admin/models/unload", "POST", admin.unload),
+        route("/admin/models/swap", "POST", admin.swap),
+        route("/admin/models/{id:path}", "GET", admin.model),
+        route("/admin/aliases", "GET", admin.aliases),
+        route("/admin/aliases", "PUT", admin.replace_aliases),
+        route("/admin/aliases/{name:path}", "PUT", admin.set_alias),
+        route("/admin/aliases/{name:path}", "DELETE", admin.remove_alias),
+        route("/openapi.json", "GET", openapi),
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(HostCheck, allowed=allowed_hosts(state.settings.allowed_hosts, host, has_keys=True)),
+            Middleware(Gate, keys=keys, scope="admin", open_paths=frozenset()),
+        ],
+        exception_handlers={HTTPException: http_exception},
+    )
+    return observed(app, state, routes)

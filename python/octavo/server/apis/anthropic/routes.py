@@ -1,0 +1,309 @@
+"""Anthropic's API: `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.routing import BaseRoute, Route
+
+from octavo.errors import InvalidRequest
+from octavo.sampling_params import MAX_STOPS, SamplingParams
+from octavo.server.apis.compat import renamed_errors
+from octavo.server.apis.openai.requests import ChatCompletionRequest, RequestBody, convert, decode, unsupported
+from octavo.server.models.model_handle import ServedModel
+from octavo.server.observability.request_record import RequestRecord
+from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.request.generation import Answer, collect, pieces
+from octavo.server.request.keep_alive import keep_alive
+from octavo.server.request.limits import check_messages
+from octavo.server.request.messages import render, template_variables
+from octavo.server.transport.http import ErrorFormat
+
+if TYPE_CHECKING:
+    from octavo.server.state import ServerState
+
+__all__ = ["CountTokensRequest", "MessagesRequest", "count_tokens", "messages", "routes"]
+
+_encode = msgspec.json.Encoder().encode
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_FORMAT = "output_config.format"
+# What a model thought before an answer is not needed to go on from that answer.
+_THOUGHTS = ("thinking", "redacted_thinking")
+
+
+class _Errors(ErrorFormat):
+    """`{"type": "error", "error": {"type", "message"}}`, also as the last event of a stream."""
+
+    def body(self, status: int, error: dict[str, Any]) -> Any:
+        """The answer's JSON value."""
+        kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error["message"]}}
+
+    def last_event(self, status: int, error: dict[str, Any]) -> bytes:
+        """The end of a stream that has begun."""
+        return _event("error", self.body(status, error))
+
+
+def _event(kind: str, fields: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind} | fields))
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """`thinking`."""
+
+    type: str
+    budget_tokens: int | None = None
+
+
+class OutputFormat(msgspec.Struct, kw_only=True):
+    """`output_config.format`."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """`output_config`."""
+
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(RequestBody, kw_only=True):
+    """The body of `POST /v1/messages/count_tokens`."""
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: Thinking | None = None
+
+    def check(self) -> None:
+        """As `RequestBody.check`."""
+        if not self.messages:
+            raise InvalidRequest("messages: is empty; give one message or more", "messages")
+        if self.tools and (self.tool_choice or {}).get("type") != "none":
+            raise InvalidRequest(
+                "tools: are not supported, for this server writes no tool calls; leave them out, or send tool_choice: "
+                '{"type": "none"} for an answer in text',
+                "tools",
+            )
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """System text and messages, of one text each.
+
+        Raises:
+            InvalidRequest: a block that is not text, or another role than the two there are.
+        """
+        flat = []
+        if self.system is not None:
+            flat.append({"role": "system", "content": _text(self.system, "system")})
+        for index, message in enumerate(self.messages):
+            place = f"messages[{index}]"
+            role = message.get("role")
+            if role not in ("user", "assistant", "system"):
+                raise InvalidRequest(f"{place}.role: {str(role)[:60]!r} is not user or assistant", f"{place}.role")
+            flat.append({"role": role, "content": _text(message.get("content"), f"{place}.content")})
+        return flat
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """The body of `POST /v1/messages`."""
+
+    max_tokens: Annotated[int, Meta(ge=1, le=1 << 30)]
+    stream: bool | None = None
+    stop_sequences: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=MAX_STOPS)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
+    metadata: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # its name before
+    mcp_servers: list[Any] | None = None
+
+    def check(self) -> None:
+        """As `CountTokensRequest.check`."""
+        super().check()
+        if self.thinking is not None and self.thinking.type != "disabled":
+            raise unsupported("thinking", self.thinking.type, "answers come without blocks of thought")
+        if self.mcp_servers:
+            raise unsupported("mcp_servers", f"{len(self.mcp_servers)} servers", "this server calls no other")
+
+    @property
+    def held_to(self) -> OutputFormat | None:
+        """What the answer is held to."""
+        own = None if self.output_config is None else self.output_config.format
+        return self.output_format if own is None else own
+
+    def sampling_params(self, served: ServedModel, defaults: Mapping[str, Any]) -> SamplingParams:
+        """As `SamplingFields.sampling_params`."""
+        fields: dict[str, Any] = {
+            "max_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+        }
+        if self.held_to is not None:
+            fields["response_format"] = {"type": "json_schema", "schema": self.held_to.schema}
+        with renamed_errors({"stop": "stop_sequences", "response_format": _FORMAT}):
+            return convert(ChatCompletionRequest, fields).sampling_params(
+                served, max_tokens=None, logprobs=None, defaults=defaults
+            )
+
+
+def _text(content: Any, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{place}: is neither a text nor a list of blocks", place)
+    texts = []
+    for index, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+        if kind in _THOUGHTS:
+            continue
+        text = block.get("text") if isinstance(block, dict) else None
+        if kind != "text" or not isinstance(text, str):
+            where = f"{place}[{index}]"
+            raise InvalidRequest(
+                f"{where}: a block of type {str(kind)[:60]!r} is not supported; send blocks of type 'text'", where
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def routes(state: ServerState) -> list[BaseRoute]:
+    """Both."""
+    errors = _Errors()
+    return [
+        Route("/v1/messages", Exchange(state, messages, errors), methods=["POST"]),
+        Route("/v1/messages/count_tokens", Exchange(state, count_tokens, errors), methods=["POST"]),
+    ]
+
+
+async def _prompt(call: Call, served: ServedModel, request: CountTokensRequest) -> list[int]:
+    flat = request.conversation()
+    # As Anthropic: an answer that has been begun is gone on with.
+    begun = flat[-1]["role"] == "assistant" and bool(flat[-1]["content"])
+    effort = "none" if request.thinking is not None and request.thinking.type == "disabled" else None
+    return await render(served, flat, continue_final_message=begun, variables=template_variables(None, None, effort))
+
+
+async def count_tokens(call: Call) -> None:
+    """The tokens of a prompt, without an answer."""
+    request = decode(CountTokensRequest, call.body)
+    call.reply.headers.append((b"request-id", call.request_id.encode()))
+    check_messages(request.messages, call.state.settings)
+    served = await call.route(request.model)
+    await call.reply.json({"input_tokens": len(await _prompt(call, served, request))})
+
+
+async def messages(call: Call) -> None:
+    """Answer one request, whole or streamed."""
+    request = decode(MessagesRequest, call.body)
+    call.reply.headers.append((b"request-id", call.request_id.encode()))
+    check_messages(request.messages, call.state.settings)
+    user = (request.metadata or {}).get("user_id")
+    served = await call.route(request.model, user=user)
+    params = request.sampling_params(served, call.sampling_defaults(served))
+    await call.constrain(served, params.structured_outputs, _FORMAT)
+    prompt = await _prompt(call, served, request)
+    served.check_length(prompt, "messages")
+    record = call.record(served, len(prompt))
+    if request.stream:
+        await _stream(call, served, prompt, params, record)
+        return
+    answer = (await collect(call, served, [prompt], params, record))[0]
+    reason, sequence = _stop(answer)
+    await call.reply.json(
+        _message(call, served, [{"type": "text", "text": answer.text}], reason, sequence, _usage(record))
+    )
+
+
+def _message(
+    call: Call,
+    served: ServedModel,
+    content: list[dict[str, Any]],
+    stop_reason: str | None,
+    stop_sequence: str | None,
+    usage: dict[str, Any],
+) -> dict[str, Any]:
+    return {
+        "id": f"msg_{call.request_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": served.name,
+        "content": content,
+        "stop_reason": stop_reason,
+        "stop_sequence": stop_sequence,
+        "usage": usage,
+    }
+
+
+def _usage(record: RequestRecord) -> dict[str, Any]:
+    """Tokens as Anthropic counts them: what came from the cache is not among the input's."""
+    cached = record.cached_tokens
+    return {
+        "input_tokens": record.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": record.completion_tokens,
+    }
+
+
+def _stop(answer: Answer) -> tuple[Literal["end_turn", "stop_sequence", "max_tokens"], str | None]:
+    if answer.finish_reason != "stop":
+        return "max_tokens", None
+    if isinstance(answer.stop_reason, str):
+        return "stop_sequence", answer.stop_reason
+    return "end_turn", None
+
+
+async def _stream(
+    call: Call, served: ServedModel, prompt: list[int], params: SamplingParams, record: RequestRecord
+) -> None:
+    reply = call.reply
+    last = Answer()
+
+    def text_event(text: str) -> bytes:
+        return _event("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": text}})
+
+    def push(_: int, text: bytes) -> bool:
+        return not text or reply.try_event(text_event(text.decode()))
+
+    source: Any = pieces(call, served, [prompt], params, record, push=push)
+    begun = False
+    async with keep_alive(reply, call.state.settings.sse_keep_alive_seconds), aclosing(source):
+        async for _, delta in source:
+            # Only the first output proves that the request is sound: until then an error has its own status.
+            if not begun:
+                begun = True
+                if not reply.streaming:
+                    await reply.events()
+                start = _message(call, served, [], None, None, _usage(record))
+                await reply.event(
+                    _event("message_start", {"message": start})
+                    + _event("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}})
+                    + _event("ping", {})
+                )
+            if delta.text:
+                await reply.event(text_event(delta.text))
+            if delta.finish_reason is not None:
+                last.finish_reason, last.stop_reason = delta.finish_reason, delta.stop_reason
+    reason, sequence = _stop(last)
+    end = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": _usage(record)}
+    await reply.end_stream(
+        _event("content_block_stop", {"index": 0}) + _event("message_delta", end) + _event("message_stop", {})
+    )

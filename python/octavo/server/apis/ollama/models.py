@@ -1,0 +1,243 @@
+"""What Ollama's clients do with models: list and describe them, load and unload them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import html
+import re
+import time
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+
+from octavo._core import __version__
+from octavo.errors import InvalidRequest, ModelNotServed
+from octavo.server.apis.ollama.requests import ModelBody
+from octavo.server.apis.openai.models_route import json_response
+from octavo.server.apis.openai.requests import decode
+from octavo.server.error_responses import Forbidden
+from octavo.server.models.entry import ModelEntry
+from octavo.server.models.model_handle import ServedModel
+from octavo.server.request.endpoint import Call
+
+if TYPE_CHECKING:
+    from octavo.server.models.registry import ModelRegistry
+    from octavo.server.state import ServerState
+
+__all__ = ["Reads", "load_or_unload", "now", "refuse", "route", "set_keep_alive", "show"]
+
+_NEVER = "9999-12-31T23:59:59Z"
+_QUANTIZATION = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+def now() -> str:
+    """The time, as `created_at` has it."""
+    return _time(time.time())
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+# -------------------------------------------------------- by name
+
+
+def _known_as(registry: ModelRegistry, name: str) -> str:
+    """The name a model has here.
+
+    Raises:
+        ModelNotServed: in Ollama's words.
+    """
+    for candidate in (name, name.removesuffix(":latest")):
+        try:
+            registry.targets(candidate)
+        except ModelNotServed:
+            continue
+        return candidate
+    raise ModelNotServed(f"model '{name[:200]}' not found, try pulling it first", "model")
+
+
+async def route(call: Call, name: str) -> ServedModel:
+    """As `Call.route`, of the name as Ollama's clients give it."""
+    call.state.check_ready()
+    return await call.route(_known_as(call.state.registry, name))
+
+
+def _may_unload(call: Call) -> bool:
+    """Whether the client decides when models go: by an admin's key, or without keys where idle models go anyway."""
+    identity = call.identity
+    return "admin" in identity.scopes and (not identity.anonymous or call.state.settings.idle_unload is not None)
+
+
+def set_keep_alive(call: Call, served: ServedModel, seconds: float | None) -> None:
+    """Heed a request's `keep_alive` where the client may decide such things; else it is only a wish."""
+    if seconds is not None and _may_unload(call):
+        # A model that was removed meanwhile answers what it has begun.
+        with contextlib.suppress(ModelNotServed):
+            call.state.registry.set_keep_alive(served.version, seconds)
+
+
+async def load_or_unload(call: Call, name: str, seconds: float | None, empty: dict[str, Any]) -> None:
+    """Answer a request without a prompt, which loads a model or, with a `keep_alive` of 0, unloads it.
+
+    Raises:
+        Forbidden: to unload takes a key of the scope `admin`.
+        InvalidRequest: the model could not be loaded again, or is to stay.
+    """
+    if seconds == 0:
+        await _unload(call, name)
+    else:
+        set_keep_alive(call, await route(call, name), seconds)
+    reason = "unload" if seconds == 0 else "load"
+    await call.reply.json({"model": name, "created_at": now(), **empty, "done": True, "done_reason": reason})
+
+
+async def _unload(call: Call, name: str) -> None:
+    state = call.state
+    state.check_ready()
+    entries = state.registry.targets(_known_as(state.registry, name))
+    entry = entries[0]
+    if not _may_unload(call):
+        raise Forbidden(
+            "keep_alive: only an API key of the scope `admin` unloads models here; leave it out, or start the server "
+            "with --idle-unload to let idle models go"
+        )
+    if entry.pinned or entry.config is None or not state.settings.autoload:
+        raise InvalidRequest(f"keep_alive: `{entry.id}` stays loaded on this server; leave it out", "keep_alive")
+    if len(entries) > 1:
+        raise InvalidRequest(f"keep_alive: `{name[:80]}` stands for {len(entries)} models; name one", "keep_alive")
+    await state.registry.unload(entry.id)
+
+
+# -------------------------------------------------------- what a model is
+
+
+def _details(entry: ModelEntry) -> dict[str, Any]:
+    info = entry.info
+    architecture = "" if info is None else str(info.architecture)
+    family = re.sub(r"(For[A-Z]\w*|Model|LMHead\w*)$", "", architecture).lower() or "unknown"
+    dtype = "" if info is None else str(info.dtype)
+    return {
+        "parent_model": "",
+        "format": "gguf" if _source(entry).lower().endswith(".gguf") else "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": _QUANTIZATION.get(dtype, dtype),
+    }
+
+
+def _source(entry: ModelEntry) -> str:
+    if entry.info is not None:
+        return str(entry.info.name)
+    return entry.id if entry.config is None else entry.config.model
+
+
+def _listed(entry: ModelEntry, name: str) -> dict[str, Any]:
+    details = _details(entry)
+    size = 0 if entry.info is None else int(entry.info.weights_bytes)
+    # Ollama's is of the files; ours tells models apart without reading them.
+    digest = hashlib.sha256(f"{entry.id}\n{_source(entry)}".encode()).hexdigest()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _time(entry.created),
+        "size": size,
+        "digest": digest,
+        "details": details,
+    }
+
+
+async def show(call: Call) -> None:
+    """`POST /api/show`; loads nothing."""
+    call.state.check_ready()
+    registry = call.state.registry
+    entry = registry.targets(_known_as(registry, decode(ModelBody, call.body).model_name))[0]
+    details, info = _details(entry), entry.info
+    family = details["family"]
+    model_info: dict[str, Any] = {"general.architecture": family, "general.basename": _source(entry)}
+    if info is not None:
+        model_info |= {
+            f"{family}.context_length": int(info.max_model_len),
+            f"{family}.vocab_size": int(info.vocab_size),
+            "tokenizer.ggml.eos_token_ids": list(info.eos_token_ids),
+        }
+    defaults = {} if info is None else info.sampling_defaults
+    await call.reply.json(
+        {
+            "license": "",
+            "modelfile": f"FROM {_source(entry)}\n",
+            "parameters": "\n".join(f"{key} {value:g}" for key, value in defaults.items()),
+            "template": "",
+            "details": details,
+            "model_info": model_info,
+            "capabilities": ["completion"],
+            "modified_at": _time(entry.created),
+        }
+    )
+
+
+async def refuse(call: Call) -> None:
+    """What changes the models on disk, which is the operator's, and embeddings.
+
+    Raises:
+        InvalidRequest: always.
+    """
+    action = call.scope["path"].rsplit("/", 1)[-1]
+    if action.startswith("embed"):
+        raise InvalidRequest(f"{action}: the models of this server generate text; they give no embeddings")
+    raise InvalidRequest(
+        f"{action}: this server serves the models it was started with and changes none; start another with "
+        "`octavo serve NAME`, or ask whoever runs this one"
+    )
+
+
+class Reads:
+    """The GET routes."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def index(self, request: Request) -> Response:
+        """`GET /`: what Ollama's clients look for, and an index for everybody else."""
+        if "ollama" in request.headers.get("user-agent", "").lower():
+            return PlainTextResponse("Ollama is running")
+        models = self._state.registry.names
+        links = ["/v1/models", "/health", "/metrics", "/docs", "/openapi.json"]
+        if "text/html" not in request.headers.get("accept", ""):
+            return json_response({"name": "octavo", "version": __version__, "models": models, "links": links})
+        items = "".join(f'<li><a href=".{link}">{link}</a></li>' for link in links)
+        names = "".join(f"<li>{html.escape(name)}</li>" for name in models) or "<li>none yet</li>"
+        page = f"<!doctype html><title>Octavo</title><h1>Octavo {__version__}</h1><ul>{names}</ul><ul>{items}</ul>"
+        return HTMLResponse(page)
+
+    async def tags(self, request: Request) -> Response:
+        """`GET /api/tags`: what there is, loaded or not."""
+        registry = self._state.registry
+        return json_response({"models": [_listed(registry.targets(name)[0], name) for name in registry.names]})
+
+    async def running(self, request: Request) -> Response:
+        """`GET /api/ps`: what is loaded."""
+        registry = self._state.registry
+        models = []
+        for name in registry.names:
+            for entry in registry.targets(name):
+                if entry.engine is not None:
+                    models.append(_listed(entry, name) | self._runs(entry))
+        return json_response({"models": models})
+
+    def _runs(self, entry: ModelEntry) -> dict[str, Any]:
+        info, granted = entry.info, self._state.registry.keep_alive(entry)
+        left = None if granted is None else entry.last_used + granted - time.monotonic()
+        return {
+            "expires_at": _NEVER if left is None else _time(time.time() + max(left, 0.0)),
+            "size_vram": int(info.weights_bytes + info.kv_bytes) if info.device == "cuda" else 0,
+            "context_length": int(info.max_model_len),
+        }
+
+    async def version(self, request: Request) -> Response:
+        """`GET /api/version`."""
+        return json_response({"version": __version__})

@@ -1,0 +1,271 @@
+"""The request bodies of Ollama's API, and what they mean in OpenAI's fields.
+
+As Ollama's server, options it does not know are ignored; those that would change the answer and cannot be honoured are
+refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.errors import InvalidRequest
+from octavo.sampling_params import SamplingParams
+from octavo.server.apis.compat import renamed_errors
+from octavo.server.apis.openai.requests import ChatCompletionRequest, RequestBody, convert
+from octavo.server.models.model_handle import ServedModel
+
+__all__ = ["ChatBody", "GenerateBody", "ModelBody", "parse_keep_alive"]
+
+_SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "stop")
+_WHOLE = ("seed", "top_k", "num_predict", "num_ctx", "repeat_last_n")
+_NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_NAMES = {
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "response_format": "format",
+    "logprobs": "top_logprobs",
+    **{field: f"options.{field}" for field in _SAME},
+}
+# Options of samplers that Ollama's own has had, with the value that leaves each off.
+_OTHER_SAMPLERS = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
+_DURATION = re.compile(r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_keep_alive(value: float | str | None) -> float | None:
+    """Seconds to keep a model for: a number, or a duration such as `5m` or `1h30m`; negative is for ever.
+
+    Raises:
+        InvalidRequest: neither of them.
+    """
+    if value is None:
+        return None
+    seconds = _seconds(value) if isinstance(value, str) else float(value)
+    if not math.isfinite(seconds):
+        raise InvalidRequest(
+            f"keep_alive: {ascii(value)[:60]} is no duration; give seconds, or a text such as '5m'", "keep_alive"
+        )
+    return seconds
+
+
+def _seconds(text: str) -> float:
+    sign, rest = (-1.0, text[1:]) if text.startswith("-") else (1.0, text)
+    if rest.isascii() and rest.isdigit() and len(rest) < 16:
+        return sign * int(rest)
+    total = 0.0
+    while rest:
+        found = _DURATION.match(rest)
+        if found is None or found.group().startswith("-") or len(text) > 64:
+            return math.nan
+        number = found.group().rstrip("nuµμmsh")
+        total += float(number) * _SECONDS[found.group()[len(number) :]]
+        rest = rest[found.end() :]
+    return sign * total if text.strip("-") else math.nan
+
+
+class ModelBody(RequestBody, kw_only=True):
+    """What every POST route of Ollama's takes: the model, which older clients call `name`."""
+
+    model: str | None = None
+    name: str | None = None
+
+    @property
+    def model_name(self) -> str:
+        """The model asked for.
+
+        Raises:
+            InvalidRequest: none is named.
+        """
+        name = self.model or self.name
+        if not name:
+            raise InvalidRequest("model: is missing; name one of those that /api/tags lists", "model")
+        return name
+
+
+class _AnswerBody(ModelBody, kw_only=True):
+    """What `/api/chat` and `/api/generate` share."""
+
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    keep_alive: float | str | None = None
+    options: dict[str, Any] | None = None
+    think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot be honoured.
+
+        Raises:
+            InvalidRequest: naming the field.
+        """
+        for field in _WHOLE:
+            _whole((self.options or {}).get(field), f"options.{field}")
+        for field, neutral in _OTHER_SAMPLERS.items():
+            value = (self.options or {}).get(field)
+            if value is not None and value != neutral:
+                raise InvalidRequest(
+                    f"options.{field}: {ascii(value)[:60]} is not supported; leave it out", f"options.{field}"
+                )
+        if isinstance(self.think, str) and self.think not in ("low", "medium", "high", "max"):
+            raise InvalidRequest(
+                f"think: {ascii(self.think)[:60]} is not one of true, false, 'low', 'medium', 'high', 'max'", "think"
+            )
+
+    @property
+    def keep_alive_seconds(self) -> float | None:
+        """As `parse_keep_alive`."""
+        return parse_keep_alive(self.keep_alive)
+
+    @property
+    def streams(self) -> bool:
+        """Ollama streams unless told otherwise."""
+        return self.stream is not False
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What `think` sets in the chat templates that know of it."""
+        if self.think is None:
+            return {}
+        thinks = self.think is not False
+        variables: dict[str, Any] = {"enable_thinking": thinks, "thinking": thinks}
+        if isinstance(self.think, str):
+            variables["reasoning_effort"] = self.think
+        return variables
+
+    def sampling_params(self, served: ServedModel, defaults: Mapping[str, Any]) -> SamplingParams:
+        """The options as sampling parameters; what they leave open is as everywhere on this server.
+
+        Raises:
+            InvalidRequest: a value that is no value of its option, under the option's name.
+        """
+        given = {key: value for key, value in (self.options or {}).items() if value is not None}
+        values: dict[str, Any] = {field: given[field] for field in _SAME if field in given}
+        if "repeat_penalty" in given:
+            values["repetition_penalty"] = given["repeat_penalty"]
+        last = _whole(given.get("repeat_last_n"), "options.repeat_last_n")
+        if last == 0:
+            values |= _NO_PENALTIES
+        elif last is not None:
+            _check_last(last, served.max_model_len, {**defaults, **values})
+        predict = _whole(given.get("num_predict"), "options.num_predict")
+        # Below 1 is no limit, and one beyond the context is none either.
+        if predict is not None and 0 < predict < served.max_model_len:
+            values["max_tokens"] = predict
+        for field in ("seed", "top_k"):
+            if field in values:
+                values[field] = _whole(values[field], f"options.{field}")
+        if values.get("top_k", 0) < 0:
+            values["top_k"] = -1
+        values["logprobs"], values["top_logprobs"] = self.logprobs, self.top_logprobs
+        values["response_format"] = _response_format(self.format)
+        with renamed_errors(_NAMES):
+            fields = convert(ChatCompletionRequest, values)
+            return fields.sampling_params(served, max_tokens=None, logprobs=fields.num_logprobs, defaults=defaults)
+
+
+class ChatBody(_AnswerBody, kw_only=True):
+    """The body of `POST /api/chat`."""
+
+    messages: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+
+    def check(self) -> None:
+        """As above, and tools."""
+        super().check()
+        if self.tools:
+            raise InvalidRequest("tools: are not supported by this server; leave them out", "tools")
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        """Its messages, as OpenAI's API has them.
+
+        Raises:
+            InvalidRequest: images.
+        """
+        found = []
+        for index, message in enumerate(self.messages or ()):
+            _refuse_images(message.get("images"), f"messages[{index}].images")
+            plain = {key: value for key, value in message.items() if key != "images" and value is not None}
+            if not plain.get("tool_calls"):
+                plain.pop("tool_calls", None)
+            plain.setdefault("content", "")
+            found.append(plain)
+        return found
+
+
+class GenerateBody(_AnswerBody, kw_only=True):
+    """The body of `POST /api/generate`."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    context: list[int] | None = None
+    suffix: str | None = None
+    template: str | None = None
+    images: list[Any] | None = None
+
+    def check(self) -> None:
+        """As above, and what only this route has."""
+        super().check()
+        _refuse_images(self.images, "images")
+        if self.suffix:
+            raise InvalidRequest("suffix: is not supported by this server; leave it out", "suffix")
+        if self.template:
+            raise InvalidRequest(
+                "template: the server renders the model's own only; set raw to send a prompt as it is", "template"
+            )
+        if self.raw and (self.system or self.context):
+            field = "system" if self.system else "context"
+            raise InvalidRequest(f"{field}: raw mode takes the prompt as it is; leave {field} out", field)
+
+    def history(self, served: ServedModel) -> list[int]:
+        """The tokens of the conversation so far.
+
+        Raises:
+            InvalidRequest: ids that are none of the model's.
+        """
+        size = int(served.engine.model.vocab_size)
+        for token in self.context or ():
+            if not 0 <= token < size:
+                raise InvalidRequest(f"context: {token} is not a token id of this model", "context")
+        return self.context or []
+
+
+def _refuse_images(images: Any, field: str) -> None:
+    if images:
+        raise InvalidRequest(f"{field}: this model reads text only; leave images out", field)
+
+
+def _check_last(last: int, max_model_len: int, values: Mapping[str, Any]) -> None:
+    """Refuse a window of penalties, which the engine has not; one that nothing could leave is none."""
+    if last < -1 or (
+        0 < last < max_model_len and any(values.get(name, off) != off for name, off in _NO_PENALTIES.items())
+    ):
+        raise InvalidRequest(
+            f"options.repeat_last_n: {last} is not supported, for penalties count all tokens; give -1 for that, or 0 "
+            "for no penalties",
+            "options.repeat_last_n",
+        )
+
+
+def _whole(value: Any, field: str) -> int | None:
+    """A whole number, which many clients write as 5.0."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+        raise InvalidRequest(f"{field}: {ascii(value)[:60]} is not a whole number", field)
+    return int(value)
+
+
+def _response_format(form: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if not form:
+        return None
+    if isinstance(form, str):
+        if form != "json":
+            raise InvalidRequest(f"format: {ascii(form)[:60]} is neither 'json' nor a JSON schema", "format")
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "format", "schema": form}}

@@ -1,0 +1,226 @@
+"""Ollama's API: its routes, `/api/chat` and `/api/generate`.
+
+Models are named as everywhere on this server; a client's `:latest` is left off where no model has it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.routing import BaseRoute, Route
+
+from octavo.engine.outputs import TokenLogprobs
+from octavo.sampling_params import SamplingParams
+from octavo.server.apis.ollama.models import Reads, load_or_unload, now, refuse, route, set_keep_alive, show
+from octavo.server.apis.ollama.requests import ChatBody, GenerateBody
+from octavo.server.apis.openai.requests import decode
+from octavo.server.apis.openai.responses import ChatLogprobs, finish_reason
+from octavo.server.models.model_handle import ServedModel
+from octavo.server.observability.request_record import RequestRecord
+from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.request.generation import Answer, pieces
+from octavo.server.request.keep_alive import LINE_SPACE, keep_alive
+from octavo.server.request.messages import flatten
+from octavo.server.transport.http import ErrorFormat
+
+if TYPE_CHECKING:
+    from octavo.server.state import ServerState
+
+__all__ = ["chat", "generate", "routes"]
+
+_encode = msgspec.json.Encoder().encode
+_LINES = [
+    (b"content-type", b"application/x-ndjson"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+# What changes the models on disk; here that is the operator's.
+_REFUSED = (
+    ("/api/pull", "POST"),
+    ("/api/push", "POST"),
+    ("/api/create", "POST"),
+    ("/api/copy", "POST"),
+    ("/api/delete", "DELETE"),
+    ("/api/embed", "POST"),
+    ("/api/embeddings", "POST"),
+)
+
+
+class _Errors(ErrorFormat):
+    """`{"error": "what is wrong"}`, also as the last line of a stream."""
+
+    def body(self, status: int, error: dict[str, Any]) -> Any:
+        """The answer's JSON value."""
+        return {"error": error["message"]}
+
+    def last_event(self, status: int, error: dict[str, Any]) -> bytes:
+        """The end of a stream that has begun."""
+        return _encode(self.body(status, error)) + b"\n"
+
+
+def routes(state: ServerState) -> list[BaseRoute]:
+    """All of Ollama's routes, and `GET /`."""
+    errors = _Errors()
+    reads = Reads(state)
+
+    def post(process: Any) -> Exchange:
+        # curl's own content type for a body is a form's, and Ollama's documentation leaves it at that.
+        return Exchange(state, process, errors, any_content_type=True)
+
+    return [
+        Route("/", reads.index, methods=["GET"]),
+        Route("/api/chat", post(chat), methods=["POST"]),
+        Route("/api/generate", post(generate), methods=["POST"]),
+        Route("/api/show", post(show), methods=["POST"]),
+        *(Route(path, post(refuse), methods=[method]) for path, method in _REFUSED),
+        Route("/api/tags", reads.tags),
+        Route("/api/ps", reads.running),
+        Route("/api/version", reads.version),
+    ]
+
+
+async def chat(call: Call) -> None:
+    """`POST /api/chat`."""
+    began = time.monotonic_ns()
+    request = decode(ChatBody, call.body)
+    idle_seconds = request.keep_alive_seconds
+    if not request.messages:
+        message = {"role": "assistant", "content": ""}
+        await load_or_unload(call, request.model_name, idle_seconds, {"message": message})
+        return
+    served = await route(call, request.model_name)
+    set_keep_alive(call, served, idle_seconds)
+    loading = time.monotonic_ns() - began
+    params = request.sampling_params(served, call.sampling_defaults(served))
+    await call.constrain(served, params.structured_outputs, "format")
+    messages = flatten(request.conversation)
+    # As Ollama: an answer that has been begun is gone on with.
+    begun = messages[-1]["role"] == "assistant" and bool(messages[-1]["content"])
+    prompt = await served.render(
+        messages,
+        add_special_tokens=False,
+        add_generation_prompt=not begun,
+        continue_final_message=begun,
+        **request.template_variables,
+    )
+    served.check_length(prompt, "messages")
+
+    def part(text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    await _answer(call, served, request, prompt, params, loading, part)
+
+
+async def generate(call: Call) -> None:
+    """`POST /api/generate`."""
+    began = time.monotonic_ns()
+    request = decode(GenerateBody, call.body)
+    idle_seconds = request.keep_alive_seconds
+    if not request.prompt:
+        await load_or_unload(call, request.model_name, idle_seconds, {"response": ""})
+        return
+    served = await route(call, request.model_name)
+    set_keep_alive(call, served, idle_seconds)
+    loading = time.monotonic_ns() - began
+    params = request.sampling_params(served, call.sampling_defaults(served))
+    await call.constrain(served, params.structured_outputs, "format")
+    prompt = await _prompt(served, request, request.prompt)
+    served.check_length(prompt, "prompt")
+
+    def part(text: str) -> dict[str, Any]:
+        return {"response": text}
+
+    await _answer(call, served, request, prompt, params, loading, part)
+
+
+async def _prompt(served: ServedModel, request: GenerateBody, text: str) -> list[int]:
+    tokenizer = served.tokenizer("prompt")
+    if request.raw or not tokenizer.has_chat_template:
+        if request.system:
+            text = f"{request.system}\n\n{text}"
+        prompt = await served.tokenize(text, add_special_tokens=True)
+    else:
+        messages = [{"role": "system", "content": request.system}] if request.system else []
+        prompt = await served.render(
+            [*messages, {"role": "user", "content": text}],
+            add_special_tokens=False,
+            add_generation_prompt=True,
+            continue_final_message=False,
+            **request.template_variables,
+        )
+    history = request.history(served)
+    if history and prompt[:1] == [tokenizer.bos_token_id]:
+        del prompt[0]
+    return history + prompt
+
+
+async def _answer(
+    call: Call,
+    served: ServedModel,
+    request: ChatBody | GenerateBody,
+    prompt: list[int],
+    params: SamplingParams,
+    loading: int,
+    part: Callable[[str], dict[str, Any]],
+) -> None:
+    """Generate, and answer whole or line by line; `loading` is in nanoseconds, `part` puts a text in its place."""
+    to_logprobs = ChatLogprobs(await served.token_bytes("logprobs"), False) if request.logprobs else None
+    record = call.record(served, len(prompt))
+    name, reply = request.model_name, call.reply
+    history = [*prompt] if isinstance(request, GenerateBody) and not request.raw else None
+
+    def line(text: str, done: bool, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
+        shape = {"model": name, "created_at": now(), **part(text), "done": done}
+        if to_logprobs and entries:
+            shape["logprobs"] = to_logprobs(entries)["content"]
+        return shape
+
+    def last(text: str, reason: str | None, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
+        shape = line(text, True, entries) | {"done_reason": finish_reason(reason)}
+        if history is not None:
+            shape["context"] = history
+        return shape | _durations(record, loading, submitted)
+
+    def push(_: int, text: bytes) -> bool:
+        return not text or reply.try_event(_encode(line(text.decode(), False, None)) + b"\n")
+
+    submitted = time.monotonic() - record.arrival
+    plain = request.streams and history is None and to_logprobs is None
+    source: Any = pieces(call, served, [prompt], params, record, push=push if plain else None)
+    answer = Answer()
+    silence = call.state.settings.sse_keep_alive_seconds if request.streams else 0.0
+    async with keep_alive(reply, silence, LINE_SPACE, _LINES), aclosing(source):
+        async for _, delta in source:
+            if history is not None:
+                history.extend(delta.token_ids)
+            if not request.streams:
+                answer.add(delta)
+                continue
+            # Only the first output proves that the request is sound: until then an error has its own status.
+            if not reply.streaming:
+                await reply.events(_LINES)
+            if delta.text or delta.logprobs:
+                await reply.event(_encode(line(delta.text, False, delta.logprobs)) + b"\n")
+            answer.finish_reason = delta.finish_reason
+    if request.streams:
+        await reply.end_stream(_encode(last("", answer.finish_reason, None)) + b"\n")
+    else:
+        await reply.json(last(answer.text, answer.finish_reason, answer.logprobs))
+
+
+def _durations(record: RequestRecord, loading: int, submitted: float) -> dict[str, int]:
+    """The counts and the nanoseconds at the end of an answer that was `submitted` so many seconds after its arrival."""
+    prefill = (record.time_to_first_token or 0.0) - max(record.queue_time or 0.0, submitted)
+    return {
+        "total_duration": round((time.monotonic() - record.arrival) * 1e9),
+        "load_duration": loading,
+        "prompt_eval_count": record.prompt_tokens,
+        "prompt_eval_duration": max(round(prefill * 1e9), 0),
+        "eval_count": record.completion_tokens,
+        # Clients divide by it.
+        "eval_duration": max(round((record.decode_time or 0.0) * 1e9), 1),
+    }

@@ -1,0 +1,386 @@
+"""`POST /v1/responses`, without memory: each request brings its whole conversation."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.routing import BaseRoute, Route
+
+from octavo.errors import InvalidRequest
+from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
+from octavo.server.apis.compat import renamed_errors
+from octavo.server.apis.openai.requests import SamplingFields, decode, unsupported
+from octavo.server.apis.openai.responses import ChatLogprobs
+from octavo.server.error_responses import ResponseNotFound
+from octavo.server.models.model_handle import ServedModel
+from octavo.server.observability.request_record import RequestRecord
+from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.request.generation import Answer, collect, pieces
+from octavo.server.request.keep_alive import keep_alive
+from octavo.server.request.limits import check_messages
+from octavo.server.request.messages import render, template_variables
+from octavo.server.request.structured_outputs import JsonSchema, ResponseFormat, constraint_field
+from octavo.server.transport.http import ErrorFormat
+
+if TYPE_CHECKING:
+    from octavo.server.state import ServerState
+
+__all__ = ["ResponsesRequest", "create_response", "routes"]
+
+_encode = msgspec.json.Encoder().encode
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format.schema",
+}
+_INCLUDED_LOGPROBS = "message.output_text.logprobs"
+_ROLES = ("system", "developer", "user", "assistant")
+
+
+class TextFormat(msgspec.Struct, kw_only=True):
+    """`text.format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, kw_only=True):
+    """`text`."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True):
+    """`reasoning`."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: str | None = None
+
+
+class ResponsesRequest(SamplingFields, kw_only=True):
+    """The body of `POST /v1/responses`."""
+
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    include: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        """As `SamplingFields.check`, and what needs memory, tools or several answers."""
+        # Its one option pads events against those who watch their length, and may come without a stream.
+        self.stream_options = None
+        if self.max_output_tokens is not None:
+            self.max_tokens, self.max_completion_tokens = self.max_output_tokens, None
+        if self.text is not None and self.text.format is not None:
+            asked = self.text.format
+            self.response_format = ResponseFormat(
+                type=asked.type,
+                json_schema=JsonSchema(name=asked.name, schema=asked.schema) if asked.type == "json_schema" else None,
+            )
+        super().check()
+        remedy = "this server stores no responses"
+        if self.previous_response_id is not None:
+            raise InvalidRequest(
+                f"previous_response_id: {remedy}; send the whole conversation as input", "previous_response_id"
+            )
+        if self.store:
+            raise InvalidRequest(f"store: {remedy}; send store: false, and keep the answer yourself", "store")
+        if self.conversation is not None:
+            raise InvalidRequest(f"conversation: {remedy}; send the whole conversation as input", "conversation")
+        if self.background:
+            raise InvalidRequest(f"background: {remedy}; wait for the answer, or stream it", "background")
+        if self.prompt is not None:
+            raise InvalidRequest("prompt: this server keeps no prompt templates; send the text as input", "prompt")
+        if self.truncation == "auto":
+            raise InvalidRequest(
+                'truncation: "auto" is not supported; shorten the input, or send truncate_prompt_tokens: -1',
+                "truncation",
+            )
+        if (self.n or 1) > 1:
+            raise InvalidRequest(f"n: {self.n} is more than the one answer of a response", "n")
+        if self.tools and self.tool_choice != "none":
+            raise unsupported(
+                "tools",
+                f"{len(self.tools)} tools",
+                'this server writes no tool calls; tool_choice: "none" answers in text',
+            )
+
+    def conversation_messages(self) -> list[dict[str, Any]]:
+        """The instructions and the input as messages of one text each.
+
+        Raises:
+            InvalidRequest: an item that is no message of texts.
+        """
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        if isinstance(self.input, str):
+            messages.append({"role": "user", "content": self.input})
+        else:
+            for index, item in enumerate(self.input or ()):
+                # What a model thought before an answer is not needed to go on from that answer.
+                if item.get("type") != "reasoning":
+                    messages.append(_message(item, f"input[{index}]"))
+        if not self.input or not messages:
+            raise InvalidRequest("input: is empty; give a text or a list of messages", "input")
+        return messages
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As `SamplingParams.logprobs`."""
+        wanted = self.top_logprobs is not None or _INCLUDED_LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if wanted else None
+
+
+def _message(item: dict[str, Any], place: str) -> dict[str, Any]:
+    kind = item.get("type") or "message"
+    if kind != "message":
+        raise InvalidRequest(
+            f"{place}.type: {str(kind)[:60]!r} is not supported; send messages of text", f"{place}.type"
+        )
+    role = item.get("role")
+    if role not in _ROLES:
+        raise InvalidRequest(f"{place}.role: {str(role)[:60]!r} is not one of {', '.join(_ROLES)}", f"{place}.role")
+    content = item.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_part(part, f"{place}.content[{index}]") for index, part in enumerate(content))
+    if not isinstance(content, str):
+        raise InvalidRequest(f"{place}.content: is neither a text nor a list of parts", f"{place}.content")
+    return {"role": "system" if role == "developer" else role, "content": content}
+
+
+def _part(part: Any, place: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    text = part.get("text") if isinstance(part, dict) else None
+    if kind not in ("input_text", "output_text", "text") or not isinstance(text, str):
+        raise InvalidRequest(
+            f"{place}: a part of type {str(kind)[:60]!r} is not supported; send parts of type 'input_text'", place
+        )
+    return text
+
+
+def routes(state: ServerState) -> list[BaseRoute]:
+    """`/v1/responses`, and what would read stored ones."""
+    stored = Exchange(state, stored_response)
+    return [
+        Route("/v1/responses", Exchange(state, create_response), methods=["POST"]),
+        Route("/v1/responses/{response_id}", stored, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{response_id}/cancel", stored, methods=["POST"]),
+    ]
+
+
+async def stored_response(call: Call) -> None:
+    """Refused: nothing is stored."""
+    raise ResponseNotFound("This server stores no responses; keep what it answers, and send conversations whole.")
+
+
+async def create_response(call: Call) -> None:
+    """Answer one request, whole or streamed."""
+    with renamed_errors(_NAMES):
+        request = decode(ResponsesRequest, call.body)
+        messages = request.conversation_messages()
+        check_messages(messages, call.state.settings)
+        call.timeout = request.timeout
+        served = await call.route(request.model, user=request.user, session=request.session_id)
+        params = request.sampling_params(
+            served, max_tokens=None, logprobs=request.num_logprobs, defaults=call.sampling_defaults(served)
+        )
+        field = constraint_field(request) or ""
+        await call.constrain(served, params.structured_outputs, _NAMES.get(field, field))
+        effort = request.reasoning.effort if request.reasoning is not None else None
+        prompt = await render(
+            served,
+            messages,
+            add_special_tokens=request.add_special_tokens,
+            variables=template_variables(request.chat_template_kwargs, None, effort),
+        )
+        prompt = request.truncate(prompt, served.max_model_len, params.max_tokens)
+        served.check_length(prompt, "input")
+    to_logprobs = ChatLogprobs(await served.token_bytes("include"), False) if params.logprobs is not None else None
+    shape = _Shape(call, served, request, params, call.record(served, len(prompt)), to_logprobs)
+    if request.stream:
+        await _stream(call, served, prompt, params, shape)
+        return
+    answers = await collect(call, served, [prompt], params, shape.record)
+    await call.reply.json(shape.finished(answers[0]))
+
+
+class _Shape:
+    """The objects of one response."""
+
+    def __init__(
+        self,
+        call: Call,
+        served: ServedModel,
+        request: ResponsesRequest,
+        params: SamplingParams,
+        record: RequestRecord,
+        to_logprobs: ChatLogprobs | None,
+    ) -> None:
+        self.record = record
+        self.item_id = f"msg_{call.request_id}"
+        self._to_logprobs = to_logprobs
+        text_format: Any = {"type": "text"}
+        if request.text is not None and request.text.format is not None:
+            given = msgspec.to_builtins(request.text.format)
+            text_format = {key: value for key, value in given.items() if value is not None}
+        self._shared: dict[str, Any] = {
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
+            "model": served.name,
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+            "service_tier": "default",
+            "store": False,
+            "temperature": params.temperature,
+            "text": {"format": text_format},
+            "tool_choice": "none" if request.tool_choice == "none" else "auto",
+            "tools": request.tools or [],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "user": request.user if isinstance(request.user, str) else None,
+        }
+        self._head: dict[str, Any] = {
+            "id": f"resp_{call.request_id}",
+            "object": "response",
+            "created_at": int(time.time()),
+        }
+
+    def running(self) -> dict[str, Any]:
+        """The response before its first token."""
+        return self._response("in_progress", None, [], None)
+
+    def finished(self, answer: Answer) -> dict[str, Any]:
+        """The response at its end."""
+        record = self.record
+        status = _status(answer)
+        used = {
+            "input_tokens": record.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": record.cached_tokens},
+            "output_tokens": record.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": record.prompt_tokens + record.completion_tokens,
+        }
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return self._response(status, details, [self.item(status, [self.part(answer)])], used)
+
+    def item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        """The one message of the output."""
+        return {"type": "message", "id": self.item_id, "status": status, "role": "assistant", "content": content}
+
+    def part(self, answer: Answer) -> dict[str, Any]:
+        """The one part of that message."""
+        return {
+            "type": "output_text",
+            "text": answer.text,
+            "annotations": [],
+            "logprobs": self.logprobs(answer.logprobs),
+        }
+
+    def logprobs(self, entries: Any) -> list[dict[str, Any]]:
+        """Log probabilities of tokens; none where they were not asked for."""
+        if self._to_logprobs is None or not entries:
+            return []
+        content: list[dict[str, Any]] = self._to_logprobs(entries)["content"]
+        return content
+
+    def _response(
+        self,
+        status: str,
+        incomplete: dict[str, Any] | None,
+        output: list[dict[str, Any]],
+        used: dict[str, Any] | None,
+    ) -> dict[str, Any]:
+        return {
+            **self._head,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": incomplete,
+            "output": output,
+            "usage": used,
+            **self._shared,
+        }
+
+
+def _status(answer: Answer) -> str:
+    return "completed" if answer.finish_reason == "stop" else "incomplete"
+
+
+class _Events(ErrorFormat):
+    """Frames events of one stream, numbered from 0, its error among them."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def __call__(self, kind: str, **fields: Any) -> bytes:
+        """One event."""
+        data = _encode({"type": kind, "sequence_number": self._number, **fields})
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+    def last_event(self, status: int, error: dict[str, Any]) -> bytes:
+        """The error as its fields, as the documentation has them, and as the object that clients look for."""
+        code = error["code"] or str(status)
+        fields = {"code": code, "message": error["message"], "param": error["param"]}
+        return self("error", **fields, error={**error, "code": code})
+
+
+async def _stream(call: Call, served: ServedModel, prompt: list[int], params: SamplingParams, shape: _Shape) -> None:
+    reply = call.reply
+    event = reply.errors = _Events()
+    answer = Answer()
+    place = {"item_id": shape.item_id, "output_index": 0, "content_index": 0}
+    source: Any = pieces(call, served, [prompt], params, shape.record)
+    begun = False
+    async with keep_alive(reply, call.state.settings.sse_keep_alive_seconds), aclosing(source):
+        async for _, delta in source:
+            # Only the first output proves that the request is sound: until then an error has its own status.
+            if not begun:
+                begun = True
+                if not reply.streaming:
+                    await reply.events()
+                running = shape.running()
+                empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+                await reply.event(
+                    event("response.created", response=running)
+                    + event("response.in_progress", response=running)
+                    + event("response.output_item.added", output_index=0, item=shape.item("in_progress", []))
+                    + event("response.content_part.added", **place, part=empty)
+                )
+            answer.add(delta)
+            if delta.text or delta.logprobs:
+                logprobs = shape.logprobs(delta.logprobs)
+                await reply.event(event("response.output_text.delta", **place, delta=delta.text, logprobs=logprobs))
+    part = shape.part(answer)
+    status = _status(answer)
+    await reply.end_stream(
+        event("response.output_text.done", **place, text=answer.text, logprobs=part["logprobs"])
+        + event("response.content_part.done", **place, part=part)
+        + event("response.output_item.done", output_index=0, item=shape.item(status, [part]))
+        + event(f"response.{status}", response=shape.finished(answer))
+    )

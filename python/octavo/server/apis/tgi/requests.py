@@ -1,0 +1,206 @@
+"""The request bodies of TGI's API, with its ranges, and what they mean in OpenAI's fields."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import msgspec
+
+from octavo.errors import ContextLengthExceeded, InvalidRequest
+from octavo.sampling_params import MAX_N, SamplingParams
+from octavo.server.apis.compat import renamed_errors
+from octavo.server.apis.openai.requests import CompletionRequest, RequestBody, convert
+from octavo.server.models.model_handle import ServedModel
+
+__all__ = [
+    "DEFAULT_MAX_NEW_TOKENS",
+    "MAX_TOP_N_TOKENS",
+    "GenerateBody",
+    "GenerateParameters",
+]
+
+DEFAULT_MAX_NEW_TOKENS = 1024
+MAX_TOP_N_TOKENS = 5
+
+_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "n": "best_of",
+    "logprobs": "top_n_tokens",
+    "guided_json": "grammar",
+    "guided_regex": "grammar",
+}
+
+
+class Grammar(msgspec.Struct):
+    """`grammar`."""
+
+    type: str
+    value: Any = None
+
+    def check(self) -> None:
+        """Refuse what is none.
+
+        Raises:
+            InvalidRequest: an unknown type, or a value of another type.
+        """
+        if self.type not in ("json", "json_object", "json_schema", "regex"):
+            raise InvalidRequest(f"grammar: {ascii(self.type)[:60]} is not one of json, json_schema, regex", "grammar")
+        if not isinstance(self.value, str if self.type == "regex" else str | dict) or not self.value:
+            raise InvalidRequest(f"grammar: its value is no {'text' if self.type == 'regex' else 'schema'}", "grammar")
+
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """As a field of OpenAI's requests."""
+        if self.type == "regex":
+            return {"guided_regex": self.value}
+        named = self.type == "json_schema" and isinstance(self.value, dict) and "schema" in self.value
+        return {"guided_json": self.value["schema"] if named else self.value}
+
+
+class GenerateParameters(msgspec.Struct, kw_only=True):
+    """`parameters`; each may be null."""
+
+    best_of: int | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    do_sample: bool | None = None
+    max_new_tokens: int | None = None
+    return_full_text: bool | None = None
+    stop: list[str] | None = None
+    truncate: int | None = None
+    watermark: bool | None = None
+    details: bool | None = None
+    decoder_input_details: bool | None = None
+    seed: int | None = None
+    top_n_tokens: int | None = None
+    grammar: Grammar | None = None
+    adapter_id: str | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn; without any of these TGI takes the likeliest."""
+        return bool(self.do_sample) or not (
+            self.temperature is None and self.top_k is None and self.top_p is None and self.typical_p is None
+        )
+
+    @property
+    def num_answers(self) -> int:
+        """Of which the likeliest is given."""
+        return 1 if self.best_of is None else self.best_of
+
+    def check(self) -> None:
+        """Refuse what is out of TGI's ranges or not supported.
+
+        Raises:
+            InvalidRequest: naming the field.
+        """
+        if not 1 <= self.num_answers <= MAX_N:
+            raise InvalidRequest(f"best_of: {self.best_of} is not between 1 and {MAX_N}", "best_of")
+        if self.num_answers > 1 and not self.samples:
+            raise InvalidRequest("best_of: you must use sampling when best_of is above 1; set do_sample", "best_of")
+        if self.num_answers > 1 and self.seed is not None:
+            raise InvalidRequest("seed: must not be set when best_of is above 1", "seed")
+        for field in ("temperature", "repetition_penalty", "top_k", "max_new_tokens", "truncate"):
+            value = getattr(self, field)
+            if value is not None and value <= 0:
+                raise InvalidRequest(f"{field}: {value} must be above 0", field)
+        for field in ("top_p", "typical_p"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value < 1:
+                raise InvalidRequest(f"{field}: {value} must be between 0 and 1, both apart; leave it out for 1", field)
+        if self.seed is not None and self.seed < 0:
+            raise InvalidRequest(f"seed: {self.seed} must not be below 0", "seed")
+        if not 0 <= (self.top_n_tokens or 0) <= MAX_TOP_N_TOKENS:
+            raise InvalidRequest(
+                f"top_n_tokens: {self.top_n_tokens} is not between 0 and {MAX_TOP_N_TOKENS}", "top_n_tokens"
+            )
+        for field in ("typical_p", "watermark", "adapter_id"):
+            if getattr(self, field):
+                raise InvalidRequest(f"{field}: is not supported by this server; leave it out", field)
+        if self.grammar is not None:
+            self.grammar.check()
+
+
+class GenerateBody(RequestBody, kw_only=True):
+    """The body of `POST /generate`, `/generate_stream` and `/`.
+
+    TGI serves one model and has no field for it; `model` is for servers of several.
+    """
+
+    inputs: str | None = None
+    parameters: GenerateParameters | None = None
+    stream: bool | None = None
+    model: str | None = None
+
+    def check(self) -> None:
+        """As `GenerateParameters.check`, and that there is an input.
+
+        Raises:
+            InvalidRequest: naming the field.
+        """
+        if not self.inputs:
+            raise InvalidRequest("inputs: cannot be empty; give a text", "inputs")
+        self.params.check()
+
+    @property
+    def params(self) -> GenerateParameters:
+        """`parameters`, or none."""
+        return self.parameters or GenerateParameters()
+
+    def check_stream(self) -> None:
+        """Refuse what has no place in a stream.
+
+        Raises:
+            InvalidRequest: naming the field.
+        """
+        if self.params.num_answers > 1:
+            raise InvalidRequest("best_of: must be 1 when streaming", "best_of")
+        if self.params.decoder_input_details:
+            raise InvalidRequest("decoder_input_details: is not available when streaming", "decoder_input_details")
+
+    def room(self, served: ServedModel, num_inputs: int) -> int:
+        """Tokens that may be generated after so many.
+
+        Raises:
+            ContextLengthExceeded: fewer than asked for.
+        """
+        asked, room = self.params.max_new_tokens, served.max_model_len - num_inputs
+        if asked is not None and asked > room:
+            raise ContextLengthExceeded(
+                f"max_new_tokens: `inputs` tokens + `max_new_tokens` must be <= {served.max_model_len}, this model's "
+                f"maximum context length. Given: {num_inputs} `inputs` tokens and {asked} `max_new_tokens`",
+                "max_new_tokens",
+            )
+        return min(DEFAULT_MAX_NEW_TOKENS, room) if asked is None else asked
+
+    def sampling_params(self, served: ServedModel, num_inputs: int, *, logprobs: bool) -> SamplingParams:
+        """As TGI understands them: nothing comes from the model's recommendations, and stop texts stay in the text.
+
+        Raises:
+            InvalidRequest: a value out of range.
+        """
+        given = self.params
+        values: dict[str, Any] = {
+            "max_tokens": self.room(served, num_inputs),
+            "n": given.num_answers,
+            "stop": given.stop,
+            "include_stop_str_in_output": True,
+            "repetition_penalty": given.repetition_penalty,
+            "frequency_penalty": given.frequency_penalty,
+            "temperature": 0.0,
+            "logprobs": given.top_n_tokens or 0 if logprobs or given.top_n_tokens else None,
+        }
+        if given.samples:
+            # Drawn here, so that the answer can tell it.
+            seed = secrets.randbits(62) if given.seed is None else given.seed
+            values |= {"temperature": given.temperature, "top_k": given.top_k, "top_p": given.top_p, "seed": seed}
+        if given.grammar is not None:
+            values |= given.grammar.constraint
+        with renamed_errors(_NAMES):
+            fields = convert(CompletionRequest, values)
+            return fields.sampling_params(served, max_tokens=None, logprobs=fields.logprobs, defaults={})

@@ -1,0 +1,329 @@
+"""TGI's API (text-generation-inference): `/generate`, `/generate_stream`, `POST /` and `/info`."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from octavo._core import __version__
+from octavo.engine.outputs import OutputDelta, TokenLogprobs
+from octavo.sampling_params import MAX_N, MAX_STOPS, SamplingParams
+from octavo.server.apis.openai.models_route import json_response
+from octavo.server.apis.openai.requests import decode
+from octavo.server.apis.openai.responses import LOWEST_LOGPROB, mean_logprob
+from octavo.server.apis.tgi.requests import GenerateBody
+from octavo.server.error_responses import describe
+from octavo.server.models.model_handle import TEXT_THREADS, ServedModel
+from octavo.server.observability.request_record import RequestRecord
+from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.request.generation import Answer, collect, pieces
+from octavo.server.request.keep_alive import keep_alive
+from octavo.server.transport.http import EVENTS, ErrorFormat
+from octavo.text.token_bytes import SPECIAL
+
+if TYPE_CHECKING:
+    from octavo.server.state import ServerState
+
+__all__ = ["compatible", "generate", "generate_stream", "routes"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Errors(ErrorFormat):
+    """`{"error", "error_type"}` and TGI's statuses."""
+
+    def status(self, status: int, error: dict[str, Any]) -> int:
+        """422 for the client's mistakes, 424 for failures within the generation, 429 for a full queue."""
+        if error["code"] in ("queue_full", "queue_timeout"):
+            return 429
+        return {400: 422, 404: 422, 500: 424}.get(status, status)
+
+    def body(self, status: int, error: dict[str, Any]) -> Any:
+        """The answer's JSON value."""
+        if status in (429, 503):
+            kind, text = "overloaded", "Model is overloaded: "
+        elif status < 500:
+            kind, text = "validation", "Input validation error: "
+        else:
+            kind, text = "generation", "Request failed during generation: "
+        return {"error": text + error["message"], "error_type": kind}
+
+    def last_event(self, status: int, error: dict[str, Any]) -> bytes:
+        """The end of a stream that has begun."""
+        text = f"Request failed during generation: {error['message']}"
+        return b"data:" + _encode({"error": text, "error_type": "generation"}) + b"\n\n"
+
+
+_ERRORS = _Errors()
+
+
+def routes(state: ServerState) -> list[BaseRoute]:
+    """All of TGI's routes."""
+    return [
+        Route("/generate", Exchange(state, generate, _ERRORS), methods=["POST"]),
+        Route("/generate_stream", Exchange(state, generate_stream, _ERRORS), methods=["POST"]),
+        Route("/", Exchange(state, compatible, _ERRORS), methods=["POST"]),
+        Route("/info", _Info(state).info),
+    ]
+
+
+async def generate(call: Call) -> None:
+    """`POST /generate`: the whole answer."""
+    await _whole(call, decode(GenerateBody, call.body), as_list=False)
+
+
+async def generate_stream(call: Call) -> None:
+    """`POST /generate_stream`: an event a token."""
+    await _stream(call, decode(GenerateBody, call.body))
+
+
+async def compatible(call: Call) -> None:
+    """`POST /`: a stream where `stream` asks for one, else a list of the one answer."""
+    request = decode(GenerateBody, call.body)
+    if request.stream:
+        await _stream(call, request)
+    else:
+        await _whole(call, request, as_list=True)
+
+
+class _Tokens:
+    """Writes tokens as TGI shows them."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes], flags: bytes) -> None:
+        self._token_bytes = token_bytes
+        self._flags = flags
+
+    def special(self, token_id: int) -> bool:
+        """Whether the token is left out of texts."""
+        return token_id < len(self._flags) and bool(self._flags[token_id] & SPECIAL)
+
+    def texts(self, token_ids: Sequence[int]) -> list[str]:
+        """A text each: a character of several tokens comes with its last one, a special token has none."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return [decoder.decode(b"" if self.special(token) else self._token_bytes(token)) for token in token_ids]
+
+    def spread(self, text: str, token_ids: Sequence[int]) -> list[str]:
+        """`text`, which came with these tokens, cut where they end as far as that can be told."""
+        if len(token_ids) > 1:
+            cut = self.texts(token_ids)
+            if "".join(cut) == text:
+                return cut
+        return [*[""] * (len(token_ids) - 1), text][: len(token_ids)]
+
+    def token(self, token_id: int, logprob: float | None, text: str) -> dict[str, Any]:
+        """`{id, text, logprob, special}`."""
+        clamped = None if logprob is None else max(logprob, LOWEST_LOGPROB)
+        return {"id": token_id, "text": text, "logprob": clamped, "special": self.special(token_id)}
+
+    def top(self, entry: TokenLogprobs) -> list[dict[str, Any]]:
+        """The likeliest tokens at one place."""
+        return [self.token(token, logprob, self.texts([token])[0]) for token, logprob in entry.top]
+
+
+async def _tokens(served: ServedModel) -> _Tokens:
+    token_bytes = await served.token_bytes("details")
+    return _Tokens(token_bytes, served.tokenizer("details").vocabulary.flags)
+
+
+class _Request:
+    """One request on its way: what both kinds of answer are made of."""
+
+    def __init__(
+        self, call: Call, request: GenerateBody, served: ServedModel, prompt: list[int], logprobs: bool
+    ) -> None:
+        self.call = call
+        self.request = request
+        self.served = served
+        self.prompt = prompt
+        self.params: SamplingParams = request.sampling_params(served, len(prompt), logprobs=logprobs)
+        self.record: RequestRecord = call.record(served, len(prompt))
+        self.validated = time.monotonic()
+
+    @classmethod
+    async def read(cls, call: Call, request: GenerateBody, *, logprobs: bool) -> _Request:
+        """Find the model and tokenize."""
+        served = await call.route(request.model)
+        prompt = await served.tokenize(request.inputs or "", add_special_tokens=True, field="inputs")
+        if request.params.truncate is not None:
+            prompt = prompt[-request.params.truncate :]
+        served.check_length(prompt, "inputs")
+        work = cls(call, request, served, prompt, logprobs)
+        await call.constrain(served, work.params.structured_outputs, "grammar")
+        return work
+
+    @property
+    def full_text(self) -> str:
+        """What stands before the answer."""
+        return (self.request.inputs or "") if self.request.params.return_full_text else ""
+
+    def compute(self) -> dict[str, str]:
+        """The headers that are known at the start."""
+        return {
+            "x-compute-type": str(self.served.engine.model.device),
+            "x-compute-characters": str(len(self.request.inputs or "")),
+        }
+
+    def times(self) -> dict[str, str]:
+        """The headers at the end; milliseconds but for x-compute-time, which has seconds."""
+        record = self.record
+        now = time.monotonic()
+        total, validation = now - record.arrival, self.validated - record.arrival
+        queue = max((record.queue_time or validation) - validation, 0.0)
+        inference = total - validation - queue
+        return {
+            **self.compute(),
+            "x-compute-time": f"{total:.6f}",
+            "x-total-time": _milliseconds(total),
+            "x-validation-time": _milliseconds(validation),
+            "x-queue-time": _milliseconds(queue),
+            "x-inference-time": _milliseconds(inference),
+            "x-time-per-token": _milliseconds(inference / max(record.completion_tokens, 1)),
+            "x-prompt-tokens": str(len(self.prompt)),
+            "x-generated-tokens": str(record.completion_tokens),
+        }
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1000))
+
+
+async def _whole(call: Call, request: GenerateBody, *, as_list: bool) -> None:
+    given = request.params
+    detailed = bool(given.details or given.decoder_input_details)
+    # The likeliest of several is found by its tokens' log probabilities.
+    work = await _Request.read(call, request, logprobs=detailed or given.num_answers > 1)
+    tokens = await _tokens(work.served) if detailed else None
+    answers = await collect(call, work.served, [work.prompt], work.params, work.record)
+    answers.sort(key=lambda answer: mean_logprob(answer.logprobs), reverse=True)
+    shapes = [_sequence(work, answer, tokens) for answer in answers]
+    best = shapes[0]
+    payload: dict[str, Any] = {"generated_text": best.pop("generated_text")}
+    if detailed:
+        payload["details"] = best
+        if len(shapes) > 1:
+            best["best_of_sequences"] = shapes[1:]
+    await call.reply.json([payload] if as_list else payload, headers=work.times())
+
+
+def _sequence(work: _Request, answer: Answer, tokens: _Tokens | None) -> dict[str, Any]:
+    shape: dict[str, Any] = {"generated_text": work.full_text + answer.text}
+    if tokens is None:
+        return shape
+    prefill: list[dict[str, Any]] = []
+    if work.request.params.decoder_input_details:
+        # The engine gives no log probabilities of a prompt.
+        texts = tokens.texts(work.prompt)
+        prefill = [{"id": token, "text": text, "logprob": None} for token, text in zip(work.prompt, texts, strict=True)]
+    texts = tokens.texts(answer.token_ids)
+    shape |= {
+        "finish_reason": _finish_reason(answer.finish_reason, answer.stop_reason),
+        "generated_tokens": len(answer.token_ids),
+        "seed": work.params.seed,
+        "prefill": prefill,
+        "tokens": [
+            tokens.token(entry.token_id, entry.logprob, text)
+            for entry, text in zip(answer.logprobs, texts, strict=True)
+        ],
+    }
+    if work.request.params.top_n_tokens:
+        shape["top_tokens"] = [tokens.top(entry) for entry in answer.logprobs]
+    return shape
+
+
+def _finish_reason(reason: str | None, stop_reason: int | str | None) -> str:
+    if reason == "stop":
+        return "stop_sequence" if isinstance(stop_reason, str) else "eos_token"
+    return "length"
+
+
+async def _stream(call: Call, request: GenerateBody) -> None:
+    request.check_stream()
+    work = await _Request.read(call, request, logprobs=True)
+    tokens = await _tokens(work.served)
+    reply, given = call.reply, request.params
+    written: list[str] = []
+    index = 0
+
+    def event(token: dict[str, Any], entry: TokenLogprobs | None, last: OutputDelta | None) -> bytes:
+        shape: dict[str, Any] = {"index": index, "token": token, "generated_text": None, "details": None}
+        if given.top_n_tokens:
+            shape["top_tokens"] = tokens.top(entry) if entry else []
+        if last is not None:
+            shape["generated_text"] = work.full_text + "".join(written)
+            if given.details:
+                shape["details"] = {
+                    "finish_reason": _finish_reason(last.finish_reason, last.stop_reason),
+                    "generated_tokens": work.record.completion_tokens,
+                    "seed": work.params.seed,
+                    "input_length": len(work.prompt),
+                }
+        return b"data:" + _encode(shape) + b"\n\n"
+
+    headers = [*EVENTS, *((name.encode(), value.encode()) for name, value in work.compute().items())]
+    source: Any = pieces(call, work.served, [work.prompt], work.params, work.record)
+    silence = call.state.settings.sse_keep_alive_seconds
+    async with keep_alive(reply, silence, headers=headers), aclosing(source):
+        async for _, delta in source:
+            # Only the first output proves that the request is sound: until then an error has its own status.
+            if not reply.streaming:
+                await reply.events(headers)
+            written.append(delta.text)
+            events = []
+            end = delta if delta.finish_reason is not None else None
+            texts = tokens.spread(delta.text, delta.token_ids)
+            entries = delta.logprobs or []
+            for place, (entry, text) in enumerate(zip(entries, texts, strict=True), 1):
+                index += 1
+                last = end if place == len(entries) else None
+                events.append(event(tokens.token(entry.token_id, entry.logprob, text), entry, last))
+            if end and not entries:
+                # Every event has a token; this end came without one.
+                index += 1
+                events.append(event({"id": 0, "text": delta.text, "logprob": 0.0, "special": True}, None, end))
+            if events:
+                await reply.event(b"".join(events))
+    await reply.end_stream()
+
+
+class _Info:
+    """`GET /info`."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def info(self, request: Request) -> Response:
+        """What is served, and the limits that hold for one request."""
+        try:
+            served = self._state.resolve(None)
+        except Exception as error:
+            status, payload, headers = describe(error)
+            return json_response(_ERRORS.body(status, payload["error"]), status, headers)
+        limit, settings = served.max_model_len, self._state.settings
+        at_once = self._state.admission_queue(served).max_requests
+        return json_response(
+            {
+                "model_id": served.name,
+                "model_sha": None,
+                "model_pipeline_tag": "text-generation",
+                "max_concurrent_requests": min(at_once, settings.max_concurrency or at_once),
+                "max_best_of": min(MAX_N, settings.max_answers),
+                "max_stop_sequences": min(MAX_STOPS, settings.max_stops),
+                "max_input_tokens": limit - 1,
+                "max_total_tokens": limit,
+                "validation_workers": TEXT_THREADS,
+                "auto_truncate": False,
+                "max_client_batch_size": 1,
+                "router": "octavo",
+                "version": __version__,
+                "sha": None,
+                "docker_label": None,
+            }
+        )

@@ -1,0 +1,1 @@
+"""Which engine answers a name."""

@@ -1,0 +1,101 @@
+"""The server's log: every line of a request carries its ids, and one line a request says how it went."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from octavo import log_format
+from octavo.server.observability.request_context import RequestContext, current_request
+from octavo.server.transport.http import Scope
+
+__all__ = ["access_fields", "access_log", "configure_logging", "dropped_lines", "log_access", "request_fields"]
+
+access_log = logging.getLogger("octavo.access")
+"""One line a request, at level info."""
+
+_MAX_PATH = 256
+_handler: list[log_format.LineHandler] = []
+
+
+def configure_logging(format: str = "auto", level: str = "info", constant: Mapping[str, Any] | None = None) -> None:
+    """Send all logging to standard error, and let engines started from here do as well.
+
+    Args:
+        format: `json`, `console`, or `auto`: console on a terminal, else JSON.
+        level: the least that is logged.
+        constant: on every line.
+
+    Raises:
+        ConfigError: no such format or level.
+    """
+    _handler[:] = [log_format.configure(format, level, fields=request_fields, constant=constant)]
+    log_format.child_settings(format, level)
+
+
+def dropped_lines() -> int:
+    """Lines lost because the log's reader was too slow."""
+    return sum(handler.dropped for handler in _handler)
+
+
+def request_fields() -> Mapping[str, Any]:
+    """What a line says of the request that the running task answers."""
+    context = current_request.get()
+    if context is None:
+        return {}
+    if context.trace is None:
+        return {"request_id": context.request_id}
+    return {
+        "request_id": context.request_id,
+        "trace_id": context.trace.trace_id,
+        "span_id": context.trace.span_id,
+    }
+
+
+def log_access(level: int, fields: dict[str, Any]) -> None:
+    """Write the line of an answered request; no call of `access_log.log`, which looks for its caller's line first."""
+    record = logging.LogRecord(access_log.name, level, "", 0, "request", None, None)
+    record.fields = fields
+    access_log.handle(record)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
+def access_fields(context: RequestContext, scope: Scope, status: int) -> dict[str, Any]:
+    """What the line of an answered request says, beside its ids; what is None is left out.
+
+    No prompt and no answer is among it, unless the server was asked to log prompts.
+    """
+    client = scope.get("client")
+    fields: dict[str, Any] = {
+        "method": scope["method"],
+        "path": scope["path"][:_MAX_PATH],
+        "status": status,
+        "e2e_ms": _ms(time.monotonic() - context.arrival),
+        "client": client[0] if client else None,
+        "key_id": context.key_name,
+        "error": context.error_code,
+        "model": context.model,
+    }
+    record = context.record
+    if record is not None:
+        fields |= {
+            "model": record.name,
+            "variant": record.variant,
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens,
+            "cached_tokens": record.cached_tokens,
+            "queue_ms": _ms(record.queue_time),
+            "ttft_ms": _ms(record.time_to_first_token),
+            "tpot_ms": _ms(record.time_per_output_token),
+            "finish_reason": record.finish_reason,
+        }
+    if context.disconnected:
+        fields["disconnected"] = True
+    if context.prompt is not None:
+        fields["body"] = context.prompt
+    return fields

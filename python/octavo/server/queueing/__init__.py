@@ -1,0 +1,1 @@
+"""The queue before an engine: admission, fairness, deadlines."""

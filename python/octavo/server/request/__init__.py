@@ -1,0 +1,1 @@
+"""What every API shares of a request: decode, render, submit, stream."""

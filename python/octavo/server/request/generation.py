@@ -1,0 +1,207 @@
+"""The answers of one request: several prompts and several answers each, as one stream of pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo.engine.outputs import OutputDelta, TokenLogprobs
+from octavo.sampling_params import SamplingParams
+from octavo.server.models.model_handle import ServedModel
+from octavo.server.observability.metrics import RequestRecord
+from octavo.server.queueing.admission_queue import Admission
+from octavo.server.queueing.deadline import Deadline
+
+if TYPE_CHECKING:
+    from octavo.server.request.endpoint import Call
+
+__all__ = ["Answer", "Push", "collect", "pieces"]
+
+Push = Callable[[int, bytes], bool]
+"""Sends the text (UTF-8, or none) of one more token of an answer, by its choice; False when it cannot now."""
+
+
+class Answer(msgspec.Struct):
+    """One whole answer, pieced together."""
+
+    texts: list[str] = []
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def text(self) -> str:
+        """All its text."""
+        return "".join(self.texts)
+
+    def add(self, delta: OutputDelta) -> None:
+        """Append a piece."""
+        if delta.text:
+            self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs:
+            self.logprobs.extend(delta.logprobs)
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+async def _one(
+    admission: Admission, served: ServedModel, prompt: int, token_ids: Sequence[int], **how: Any
+) -> AsyncIterator[tuple[int, OutputDelta]]:
+    await admission.turn(prompt)
+    stream: Any = served.engine.stream(token_ids, admission.params, **how)
+    async with aclosing(stream):
+        async for delta in stream:
+            admission.count(prompt, len(delta.token_ids))
+            yield prompt, delta
+    admission.done(prompt)
+
+
+def _counted(push: Push, admission: Admission, record: RequestRecord) -> Push:
+    """`push`, of the only prompt's answers that have begun, counted."""
+
+    def sink(choice: int, text: bytes) -> bool:
+        if not record.has_begun(choice) or not push(choice, text):
+            return False
+        admission.count(0, 1)
+        record.add_token(choice)
+        return True
+
+    return sink
+
+
+async def _several(
+    admission: Admission, served: ServedModel, prompts: Sequence[Sequence[int]], *, whole: bool
+) -> AsyncIterator[tuple[int, OutputDelta]]:
+    # A short queue: while the client is slow the engine merges what arrives, and nothing piles up here.
+    queue: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None] = asyncio.Queue(len(prompts))
+
+    async def pump(prompt: int) -> None:
+        try:
+            async for item in _one(admission, served, prompt, prompts[prompt], whole=whole):
+                await queue.put(item)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    pumps = [asyncio.ensure_future(pump(prompt)) for prompt in range(len(prompts))]
+    try:
+        running = len(pumps)
+        while running:
+            item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _within(
+    admission: Admission, deadline: Deadline, source: AsyncIterator[tuple[int, OutputDelta]], choices: int, n: int
+) -> AsyncIterator[tuple[int, OutputDelta]]:
+    """What `source` gives before the deadline, then the end of every answer that has none."""
+    open_choices = set(range(choices))
+    began = False
+    while deadline.begin_wait():
+        try:
+            item = await anext(source)
+        except StopAsyncIteration:
+            return
+        except asyncio.CancelledError:
+            if not deadline.interrupted():
+                raise
+            break
+        finally:
+            deadline.end_wait()
+        began = True
+        prompt, delta = item
+        if delta.finish_reason is not None:
+            open_choices.discard(prompt * n + delta.index)
+        yield item
+    if not began:
+        raise admission.timed_out()
+    for choice in sorted(open_choices):
+        yield choice // n, OutputDelta(index=choice % n, finish_reason="length")
+
+
+async def pieces(
+    call: Call,
+    served: ServedModel,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    record: RequestRecord,
+    *,
+    push: Push | None = None,
+    whole: bool = False,
+) -> AsyncIterator[tuple[int, OutputDelta]]:
+    """Every piece of every answer as it arrives, counted in `record`; waits for the request's turn first.
+
+    A request whose time is over ends with what it has, its finish reasons "length".
+
+    Args:
+        call: the exchange.
+        served: the model that answers.
+        prompts: token ids each.
+        params: of every prompt.
+        record: of the whole request.
+        push: is given tokens that are text and nothing else the moment the engine's step arrives, while the iterator is
+            waited for, and no task wakes for them; what it refuses is yielded. Of one prompt only.
+        whole: yield the beginning and, at the end, the rest; but all as it comes where it may end before its end.
+
+    Yields:
+        (index of the choice: prompt * n + answer, piece). Closing the iterator aborts what still runs.
+
+    Raises:
+        InvalidRequest: it asks for too much.
+        QueueFull, QueueTimeout, ConcurrencyExceeded: not now.
+    """
+    record.begin(params)
+    complete = False
+    try:
+        async with call.admission(served, prompts, params) as admission:
+            record.waits(admission)
+            deadline = admission.deadline
+            whole = whole and deadline is None
+            if len(prompts) > 1:
+                source: Any = _several(admission, served, prompts, whole=whole)
+            else:
+                sink = None if push is None else _counted(push, admission, record)
+                source = _one(admission, served, 0, prompts[0], sink=sink, whole=whole)
+            async with aclosing(source):
+                timed = (
+                    source
+                    if deadline is None
+                    else _within(admission, deadline, source, len(prompts) * params.n, params.n)
+                )
+                async for prompt, delta in timed:
+                    choice = prompt * params.n + delta.index
+                    record.add(prompt, choice, delta)
+                    yield choice, delta
+        complete = True
+    finally:
+        if complete:
+            record.finish()
+        else:
+            record.abandon()
+
+
+async def collect(
+    call: Call, served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams, record: RequestRecord
+) -> list[Answer]:
+    """All answers, whole, by choice; errors as of `pieces`."""
+    answers = [Answer() for _ in range(len(prompts) * params.n)]
+    stream: Any = pieces(call, served, prompts, params, record, whole=True)
+    async with aclosing(stream):
+        async for choice, delta in stream:
+            answers[choice].add(delta)
+    return answers

@@ -1,0 +1,1 @@
+"""Sockets, TLS and HTTP: from bytes to one ASGI request."""

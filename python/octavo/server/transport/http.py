@@ -1,0 +1,210 @@
+"""One HTTP exchange over raw ASGI: the body within its limit, the answer, and a watch on the client's presence."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from octavo.server.error_responses import BodyTooLarge, describe
+
+__all__ = [
+    "EVENTS",
+    "ClientGone",
+    "ErrorFormat",
+    "Receive",
+    "Reply",
+    "Scope",
+    "Send",
+    "header",
+    "read_body",
+    "request_id_of",
+    "wait_gone",
+]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+# Not for secrets. The system's random numbers cost a turn of the interpreter's lock, for which text threads wait.
+_fresh = random.Random().getrandbits  # noqa: S311
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_JSON = [(b"content-type", b"application/json")]
+EVENTS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_encoder = msgspec.json.Encoder()
+
+
+class ErrorFormat:
+    """How the errors of a route look; this one is OpenAI's. `error` is the object that `describe` gives."""
+
+    def status(self, status: int, error: dict[str, Any]) -> int:
+        """The answer's status, where it differs."""
+        return status
+
+    def body(self, status: int, error: dict[str, Any]) -> Any:
+        """The answer's JSON value."""
+        return {"error": error}
+
+    def last_event(self, status: int, error: dict[str, Any]) -> bytes:
+        """The end of a stream that has begun."""
+        payload = {"error": {**error, "code": error["code"] or status}}
+        return b"data: " + _encoder.encode(payload) + b"\n\ndata: [DONE]\n\n"
+
+
+class ClientGone(Exception):
+    """The client went away before its request was read."""
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first header of a (lower case) name."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value).decode("latin-1")
+    return None
+
+
+def request_id_of(scope: Scope) -> str:
+    """The client's `X-Request-Id` where it is harmless, else a fresh one."""
+    given = header(scope, b"x-request-id")
+    return given if given and _REQUEST_ID.fullmatch(given) else f"{_fresh(128):032x}"
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int, take: Callable[[int], None] | None = None) -> bytes:
+    """The whole body, of `limit` bytes at most.
+
+    Args:
+        scope: ASGI's.
+        receive: ASGI's.
+        limit: bytes.
+        take: is told of each part's bytes before it is kept, and may raise.
+
+    Raises:
+        BodyTooLarge, ClientGone.
+    """
+    declared = header(scope, b"content-length")
+    if declared and declared.isdigit() and int(declared) > limit:
+        raise BodyTooLarge(f"The body of {declared} bytes is longer than {limit} bytes; send less")
+    parts = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge(f"The body is longer than {limit} bytes; send less")
+        if take is not None:
+            take(len(part))
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def wait_gone(receive: Receive) -> None:
+    """Return once the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _no_chunks(_: bytes) -> bool:
+    return False
+
+
+class Reply:
+    """The answer of one exchange: one JSON object, or a stream of server-sent events.
+
+    Attributes:
+        status: of the answer; 0 until it has begun.
+        streaming: whether events are being sent.
+        num_events: sends of a stream so far; tells whether it is silent.
+        errors: how failures look from here on.
+        headers: sent with whatever the answer is; lower case.
+        error_code: of the error that was answered.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        errors: ErrorFormat | None = None,
+        chunks: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        self._send = send
+        self._chunks = chunks or _no_chunks
+        self.headers = headers or []
+        self.errors = errors or ErrorFormat()
+        self.status = 0
+        self.streaming = False
+        self.num_events = 0
+        self.error_code: str | None = None
+
+    async def json(self, payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        """Answer with one object."""
+        await self.body(_encoder.encode(payload), status, _JSON, headers)
+
+    async def body(
+        self,
+        body: bytes,
+        status: int = 200,
+        fixed: list[tuple[bytes, bytes]] = _JSON,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """Answer with bytes."""
+        extra = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [*fixed, length, *extra])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def events(self, headers: list[tuple[bytes, bytes]] = EVENTS) -> None:
+        """Begin a stream of events, or of whatever `headers` say."""
+        self.streaming = True
+        await self._start(200, headers)
+
+    async def event(self, data: bytes) -> None:
+        """Send `data`, a framed event or several."""
+        if not self.try_event(data):
+            self.num_events += 1
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def try_event(self, data: bytes) -> bool:
+        """As `event`, at once; False where that cannot be: the client is behind, or the connection is not ours."""
+        if self._chunks(data):
+            self.num_events += 1
+            return True
+        return False
+
+    async def comment(self, data: bytes, headers: list[tuple[bytes, bytes]] = EVENTS) -> None:
+        """Send `data`, which clients ignore and proxies take for life; begins the stream where nothing has."""
+        if not self.streaming:
+            await self.events(headers)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end_events(self, last: bytes = b"") -> None:
+        """End the stream, after `last`, as OpenAI does."""
+        await self.end_stream(last + b"data: [DONE]\n\n")
+
+    async def end_stream(self, last: bytes = b"") -> None:
+        """End the stream with `last` and nothing after it."""
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def fail(self, error: BaseException) -> None:
+        """Answer with an error object; within a stream, as its last event."""
+        status, payload, headers = describe(error)
+        self.error_code = payload["error"]["code"]
+        if not self.status:
+            body = self.errors.body(status, payload["error"])
+            await self.json(body, self.errors.status(status, payload["error"]), headers)
+        elif self.streaming:
+            await self.end_stream(self.errors.last_event(status, payload["error"]))
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self.headers]})
