@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from octavo.server.access.api_keys import KeyRing
-from octavo.server.transport.connection import ClientConnection
+from octavo.server.transport.http_protocol import HttpProtocol
 from server_fakes import FakeEngine
 from server_harness import Running
 
@@ -129,7 +129,7 @@ def wait_idle(server: Running) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_request_at_all(start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(ClientConnection, "arrival_s", 0.3)
+    monkeypatch.setattr(HttpProtocol, "arrival_s", 0.3)
     server = start(keys=KeyRing(environment=KEY), max_body_bytes=1 << 20)
     draw = random.Random(seed)
     statuses: dict[int, int] = {}
@@ -148,7 +148,7 @@ def test_any_request_at_all(start: Callable[..., Running], monkeypatch: pytest.M
 
 
 def test_memory_stays_flat(start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientConnection, "arrival_s", 0.3)
+    monkeypatch.setattr(HttpProtocol, "arrival_s", 0.3)
     server = start(FakeEngine(), keys=KeyRing(environment=KEY))
     process = psutil.Process()
     head = (
@@ -183,7 +183,7 @@ def test_memory_stays_flat(start: Callable[..., Running], monkeypatch: pytest.Mo
 
 
 def test_clients_that_stall(start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientConnection, "arrival_s", 0.5)
+    monkeypatch.setattr(HttpProtocol, "arrival_s", 0.5)
     server = start(keys=KeyRing(environment=KEY))
     begun = [b"", b"P", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX: ", b"\r\n", b"\x16\x03\x01"]
     stalled = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(100)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from octavo.server.access.api_keys import KeyRing
-from octavo.server.transport.connection import ClientConnection
+from octavo.server.transport.http_protocol import HttpProtocol
 from server_fakes import FakeEngine, answer
 from server_harness import Running
 
@@ -30,8 +30,10 @@ def connect(server: Running) -> socket.socket:
 def read_all(connection: socket.socket) -> bytes:
     """Until the server closes."""
     received = b""
-    while part := connection.recv(1 << 16):
-        received += part
+    # What a refused client still sends is answered by a reset, behind the response.
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            received += part
     return received
 
 
@@ -93,7 +95,6 @@ def test_a_stream_to_http_1_0_ends_with_the_connection(server: Running, path: st
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"transfer-encoding" not in head
     assert b"content-length" not in head
-    assert b"connection: close" in head
     # Events and nothing between them.
     assert body.startswith(b"data: {")
     assert body.endswith(b"data: [DONE]\n\n")
@@ -220,17 +221,6 @@ def test_bad_chunks(server: Running, caplog: pytest.LogCaptureFixture, chunks: b
     assert [(line["status"], line["path"]) for line in lines] == [(400, "/v1/completions")]
 
 
-def test_a_bad_chunk_of_a_client_that_has_ended_its_side(start: Callable[..., Running]) -> None:
-    bad = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\nzz\r\n"
-    server = start(FakeEngine(delay=0.01))
-    for before in (b"", post(CHAT)):
-        with connect(server) as connection:
-            connection.sendall(before + bad)
-            connection.shutdown(socket.SHUT_WR)
-            received = read_all(connection)
-        assert [status for status in statuses(received) if status != 100] == [200, 400][not before :]
-
-
 def test_a_trailer_is_no_header(start: Callable[..., Running]) -> None:
     body = json.dumps(CHAT).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
@@ -275,10 +265,7 @@ def test_requests_in_one_packet_are_answered_in_turn(server: Running) -> None:
 
 
 @pytest.mark.parametrize("cut", [-200, -40, -1])
-@pytest.mark.parametrize("ends", [False, True])
-def test_a_request_that_comes_in_parts_while_another_is_answered(
-    start: Callable[..., Running], cut: int, ends: bool
-) -> None:
+def test_a_request_that_comes_in_parts_while_another_is_answered(start: Callable[..., Running], cut: int) -> None:
     server = start(FakeEngine(delay=0.02))
     data = post(CHAT | {"max_tokens": 10}) + post(CHAT, more=b"X: " + b"x" * 100 + b"\r\n")
     with connect(server) as connection:
@@ -286,11 +273,9 @@ def test_a_request_that_comes_in_parts_while_another_is_answered(
         time.sleep(0.05)
         connection.sendall(data[cut:] + MODELS)
         time.sleep(0.02)
-        connection.sendall(b"\r\n" if ends else b"Connection: close\r\n\r\n")
-        if ends:
-            connection.shutdown(socket.SHUT_WR)
+        connection.sendall(b"Connection: close\r\n\r\n")
         received = read_all(connection)
-    assert [status for status in statuses(received) if status != 100] == [200, 200, 200]
+    assert statuses(received) == [200, 200, 200]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -315,27 +300,26 @@ def test_where_packets_end_changes_nothing(start: Callable[..., Running], seed: 
         data = b"".join(part for part, _ in sent)
         with connect(server) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while data:
-                size = draw.choice([1, 3, 50, 2000, 1 << 20])
-                connection.sendall(data[:size])
-                data = data[size:]
-                if draw.random() < 0.02:
-                    time.sleep(0.002)
-            if draw.random() < 0.5:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_WR)
+            # The end of a request that is refused early comes too late.
+            with contextlib.suppress(ConnectionError):
+                while data:
+                    size = draw.choice([1, 3, 50, 2000, 1 << 20])
+                    connection.sendall(data[:size])
+                    data = data[size:]
+                    if draw.random() < 0.02:
+                        time.sleep(0.002)
             received = read_all(connection)
-        assert [status for status in statuses(received) if status != 100] == [status for _, status in sent]
+        assert statuses(received) == [status for _, status in sent]
 
 
-def test_a_body_that_nobody_wants_is_not_taken_for_a_request(server: Running) -> None:
+def test_a_body_that_is_not_read_is_not_taken_for_a_request(server: Running) -> None:
     with connect(server) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(SMUGGLED))
         received = connection.recv(1 << 16)
-        connection.sendall(SMUGGLED)
+        connection.sendall(SMUGGLED + b"GET /version HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n")
         received += read_all(connection)
-    assert statuses(received) == [200]
-    assert b"connection: close" in received
+    assert statuses(received) == [200, 200]
+    assert b'{"version":' in received
 
 
 # ---------------------------------------------------------------- upgrades, Expect, methods, targets
@@ -466,7 +450,7 @@ def test_refusals_are_answered_counted_and_logged(
     code: str,
 ) -> None:
     caplog.set_level(logging.INFO, "octavo.access")
-    monkeypatch.setattr(ClientConnection, "arrival_s", 0.2)
+    monkeypatch.setattr(HttpProtocol, "arrival_s", 0.2)
     server = start(metrics_prefix="octavo")
     head, _, body = exchange(server, data).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)

@@ -23,8 +23,8 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.lifecycle import serve
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.state import ServerState
+from octavo.server.transport.http_protocol import ChunkSender
 from octavo.server.transport.listen import bind
-from octavo.server.transport.request_cycle import ChunkSender
 from server_fakes import FakeEngine
 from server_harness import Running
 

@@ -15,7 +15,7 @@ from octavo.errors import ConfigError, InvalidRequest
 from octavo.sampling_params import SamplingParams
 from octavo.server.request.limits import check_json, check_request
 from octavo.server.settings import ServerSettings
-from octavo.server.transport.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, ClientConnection
+from octavo.server.transport.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, HttpProtocol
 from server_fakes import FakeEngine
 from server_harness import Running
 
@@ -221,7 +221,7 @@ def read_rest(connection: socket.socket, pause: float = 0.0) -> bytes:
 
 
 def test_a_stream_that_is_not_read_is_dropped(start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientConnection, "write_s", 0.3)
+    monkeypatch.setattr(HttpProtocol, "write_s", 0.3)
     server = start(FakeEngine(delay=1e-6, max_model_len=2_000_000))
     payload = {"prompt": [[65]], "max_tokens": 1_000_000, "stream": True, "return_token_ids": True}
     connection = ask_and_not_read(server, payload)
@@ -235,7 +235,7 @@ def test_a_stream_that_is_not_read_is_dropped(start: Callable[..., Running], mon
 
 
 def test_an_answer_that_is_not_read_is_dropped(start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientConnection, "write_s", 0.3)
+    monkeypatch.setattr(HttpProtocol, "write_s", 0.3)
     server = start(FakeEngine(max_model_len=16_000_000))
     connection = ask_and_not_read(server, {"prompt": "a" * 7_900_000, "max_tokens": 1, "echo": True})
     wait_until(lambda: server.engine.generated == 1)
@@ -247,7 +247,7 @@ def test_an_answer_that_is_not_read_is_dropped(start: Callable[..., Running], mo
 
 
 def test_a_client_that_reads_slowly_is_served(start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientConnection, "write_s", 0.3)
+    monkeypatch.setattr(HttpProtocol, "write_s", 0.3)
     server = start(FakeEngine(max_model_len=16_000_000))
     connection = ask_and_not_read(server, {"prompt": "a" * 7_900_000, "max_tokens": 1, "echo": True}, 1 << 16)
     began = time.monotonic()

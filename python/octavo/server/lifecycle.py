@@ -21,12 +21,13 @@ from octavo.server.app import create_app
 from octavo.server.models.model_handle import ClosableEngine, ServedModel
 from octavo.server.state import ServerState
 from octavo.server.transport.certificates import watch_certificate
-from octavo.server.transport.connection import ClientConnection
+from octavo.server.transport.http_protocol import HttpProtocol
 from octavo.server.transport.listen import BACKLOG, allow_many_files
 
 __all__ = ["Processes", "Server", "serve"]
 
 _LAST_WORDS_S = 5
+_KEEP_ALIVE_S = 75
 _LOG = logging.getLogger("octavo.server")
 
 
@@ -204,7 +205,7 @@ def _read_keys(keys: KeyRing) -> None:
 def _server(app: Any, log_level: str, tls: ssl.SSLContext | None, root_path: str = "") -> Server:
     config = uvicorn.Config(
         app,
-        http=ClientConnection,
+        http=HttpProtocol,
         loop="none",
         ws="none",
         lifespan="off",
@@ -213,6 +214,7 @@ def _server(app: Any, log_level: str, tls: ssl.SSLContext | None, root_path: str
         server_header=False,
         log_level=log_level,
         backlog=BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LAST_WORDS_S,
         root_path=root_path,
     )

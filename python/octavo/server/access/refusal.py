@@ -14,5 +14,4 @@ async def refuse(scope: Scope, send: Send, error: BaseException) -> None:
     context = context_of(scope)
     status, payload, headers = describe(error)
     context.error_code = payload["error"]["code"]
-    # What of the body is still under way would be taken for the next request.
-    await Reply(send, context.headers).json(payload, status, {**headers, "connection": "close"})
+    await Reply(send, context.headers).json(payload, status, headers)

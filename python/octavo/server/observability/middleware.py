@@ -21,8 +21,7 @@ from octavo.server.observability.logs import access_fields, access_log, dropped_
 from octavo.server.observability.metrics import AUTH_FAILURES, REJECTIONS, EngineReading
 from octavo.server.observability.request_context import RequestContext, current_request
 from octavo.server.observability.spans import span_attributes
-from octavo.server.transport.connection import REFUSED
-from octavo.server.transport.http import Receive, Scope, Send
+from octavo.server.transport.http import REFUSED, Receive, Scope, Send
 
 if TYPE_CHECKING:
     from octavo.server.models.model_handle import ServedModel

@@ -17,8 +17,7 @@ from octavo.server.queueing.admission_queue import Admission
 from octavo.server.queueing.admit import admit, deadline_of
 from octavo.server.request.limits import BodyShare, check_constraint, check_json
 from octavo.server.request.structured_outputs import specification
-from octavo.server.transport.http import ClientGone, ErrorFormat, Receive, Reply, Scope, Send, header, read_body
-from octavo.server.transport.request_cycle import CHUNKS
+from octavo.server.transport.http import CHUNKS, ClientGone, ErrorFormat, Receive, Reply, Scope, Send, header, read_body
 
 if TYPE_CHECKING:
     from octavo.server.models.model_handle import ServedModel

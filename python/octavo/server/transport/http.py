@@ -12,7 +12,10 @@ import msgspec
 from octavo.server.error_responses import BodyTooLarge, describe
 
 __all__ = [
+    "CHUNKS",
     "EVENTS",
+    "FAULT",
+    "REFUSED",
     "ClientGone",
     "ErrorFormat",
     "Receive",
@@ -28,6 +31,15 @@ __all__ = [
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+CHUNKS = "octavo.chunks"
+"""Key of a request's `ChunkSender` in the extensions of its ASGI scope."""
+
+FAULT = "octavo.fault"
+"""Scope key of the error that keeps the rest of a request's body from arriving."""
+
+REFUSED = "octavo.refused"
+"""Scope type of a request that cannot be parsed. The same key of the scope holds the error to answer with."""
 
 # Not for secrets. The system's random numbers cost a turn of the interpreter's lock, for which text threads wait.
 _fresh = random.Random().getrandbits  # noqa: S311
@@ -97,6 +109,9 @@ async def read_body(scope: Scope, receive: Receive, limit: int, take: Callable[[
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
+        fault: Exception | None = scope.get(FAULT)
+        if fault is not None:
+            raise fault
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
