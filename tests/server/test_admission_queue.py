@@ -13,15 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo.errors import InvalidRequest
-from octavo.server.access.api_keys import ANONYMOUS, PRIORITIES, Identity
+from octavo.server.access.identity import ANONYMOUS, PRIORITIES, Identity, cache_salt
 from octavo.server.error_responses import ConcurrencyExceeded, QueueFull
-from octavo.server.queueing.admission_queue import (
-    AdmissionQueue,
-    Concurrency,
-    class_of,
-    engine_priority,
-    salt_of,
-)
+from octavo.server.queueing.admission import ConcurrencyLimit
+from octavo.server.queueing.admission_queue import AdmissionQueue
+from octavo.server.queueing.priority import engine_priority, priority_class
 
 
 def queue_of(capacity: int = 1, **limits: int) -> AdmissionQueue:
@@ -265,7 +261,7 @@ def test_an_operation_does_not_slow_down_with_what_waits() -> None:
 
 
 def test_concurrency_of_a_key() -> None:
-    concurrency = Concurrency()
+    concurrency = ConcurrencyLimit()
     alice, bob = (Identity(name=name, tenant="t") for name in ("alice", "bob"))
     concurrency.enter(alice, 2)
     concurrency.enter(alice, 2)
@@ -297,13 +293,13 @@ def test_concurrency_of_a_key() -> None:
 )
 def test_the_class_of_a_request(best: str, asked: str | int | None, given: str) -> None:
     identity = Identity(name="a", tenant="a", priority="normal", best_priority=best)
-    assert class_of(identity, asked, "priority") == given
+    assert priority_class(identity, asked, "priority") == given
 
 
 def test_a_class_that_is_none() -> None:
     for asked in ("urgent", "1.5", "x" * 1000):
         with pytest.raises(InvalidRequest, match="X-Priority") as caught:
-            class_of(ANONYMOUS, asked, "X-Priority")
+            priority_class(ANONYMOUS, asked, "X-Priority")
         assert len(str(caught.value)) < 200
 
 
@@ -317,13 +313,15 @@ def test_the_engines_number_stays_within_the_class() -> None:
 
 def test_salts() -> None:
     alice, bob = (Identity(name=name, tenant="same") for name in ("alice", "bob"))
-    salts = [salt_of(identity, salt, shared=False) for identity in (alice, bob) for salt in ("", "x", "y")]
+    salts = [cache_salt(identity, salt, shared=False) for identity in (alice, bob) for salt in ("", "x", "y")]
     assert len(set(salts)) == 6
     assert all(0 < len(salt) <= 128 for salt in salts)
-    assert salts == [salt_of(identity, salt, shared=False) for identity in (alice, bob) for salt in ("", "x", "y")]
+    assert salts == [cache_salt(identity, salt, shared=False) for identity in (alice, bob) for salt in ("", "x", "y")]
     # No salt of one key makes it another's.
-    assert salt_of(alice, "", shared=False) not in {salt_of(bob, salt, shared=False) for salt in ("alice", "alice\1")}
-    assert salt_of(alice, "x", shared=True) == "x" == salt_of(ANONYMOUS, "x", shared=False)
+    assert cache_salt(alice, "", shared=False) not in {
+        cache_salt(bob, salt, shared=False) for salt in ("alice", "alice\1")
+    }
+    assert cache_salt(alice, "x", shared=True) == "x" == cache_salt(ANONYMOUS, "x", shared=False)
 
 
 def test_a_turn_that_is_given_as_its_waiter_leaves() -> None:

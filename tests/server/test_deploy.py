@@ -26,7 +26,8 @@ import yaml
 from octavo.cli import _USAGE
 from octavo.cli.app import app
 from octavo.server import lifecycle
-from octavo.server.access.hosts import HostCheck, allowed_hosts
+from octavo.server.access.hosts import allowed_hosts
+from octavo.server.access.middleware import HostCheck
 from octavo.server.app import _MODULES
 from octavo.server.service_manager import notify
 from octavo.server.settings import ServerSettings

@@ -17,10 +17,10 @@ from octavo.errors import ConfigError, InvalidRequest, Overloaded
 from octavo.sampling_params import SamplingParams
 from octavo.server.apis.openai.requests import CompletionRequest, decode
 from octavo.server.error_responses import QueueFull
-from octavo.server.models.model_handle import ServedModel
+from octavo.server.models.grammar_check import GrammarCheck
+from octavo.server.models.model_handle import ModelHandle
+from octavo.server.queueing.compile_queue import CompileQueue
 from octavo.server.request import grammar_check
-from octavo.server.request.compile_queue import CompileQueue
-from octavo.server.request.grammar_check import GrammarCheck
 from octavo.server.request.structured_outputs import constraint_field, specification
 from octavo.server.settings import ServerSettings
 from octavo.text.fake_tokenizer import fake_tokenizer
@@ -215,7 +215,7 @@ FIELDS = (
 @example(fields={"structured_outputs": {"json": True}})
 @example(fields={"structured_outputs": {"choice": []}})
 def test_whatever_is_sent_is_understood_or_refused(fields: dict[str, Any]) -> None:
-    served = ServedModel(FakeEngine(constrains_output=True))
+    served = ModelHandle(FakeEngine(constrains_output=True))
     try:
         request = decode(CompletionRequest, msgspec.json.encode({"prompt": "x", **fields}))
         params = request.sampling_params(served, max_tokens=5, logprobs=None)

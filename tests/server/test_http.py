@@ -208,12 +208,12 @@ def test_wrong_routes_and_methods(server: Running) -> None:
     status, body = request(server, "GET", "/v1/nothing")
     assert status == 404
     error = json.loads(body)["error"]
-    assert (error["code"], error["message"]) == ("not_found", "There is nothing at /v1/nothing.")
+    assert (error["code"], error["message"]) == ("not_found", "The path /v1/nothing does not exist.")
     for path, text in (
-        ("/chat/completions", "There is nothing at /chat/completions; did you mean /v1/chat/completions?"),
-        ("/v1/v1/completions", "There is nothing at /v1/v1/completions; did you mean /v1/completions?"),
-        ("/v1/", "There is nothing at /v1/."),
-        ("/v1/embeddings", "There is nothing at /v1/embeddings: this server makes no embeddings."),
+        ("/chat/completions", "The path /chat/completions does not exist; did you mean /v1/chat/completions?"),
+        ("/v1/v1/completions", "The path /v1/v1/completions does not exist; did you mean /v1/completions?"),
+        ("/v1/", "The path /v1/ does not exist."),
+        ("/v1/embeddings", "The path /v1/embeddings does not exist: this server does not support embeddings."),
     ):
         status, body = request(server, "POST", path, b"{}")
         assert (status, json.loads(body)["error"]["message"]) == (404, text)

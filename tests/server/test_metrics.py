@@ -21,7 +21,8 @@ from octavo.engine.outputs import OutputDelta
 from octavo.errors import CapacityExceeded, ConfigError
 from octavo.sampling_params import SamplingParams
 from octavo.server.access.api_keys import KeyRing
-from octavo.server.observability.metrics import Metrics, RequestRecord
+from octavo.server.observability.metrics import Metrics
+from octavo.server.observability.request_record import RequestRecord
 from octavo.server.observability.series import MAX_HISTOGRAMS, MAX_SERIES, Family
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
@@ -368,17 +369,17 @@ def test_versions_of_one_name() -> None:
     assert 'octavo_variant_generation_tokens_total{model_name="chat",variant="m@v2"} 1.0' in text
 
 
-def test_the_queue_is_the_door_and_the_engines_own() -> None:
+def test_queue_time_counts_the_servers_queue_and_the_engines() -> None:
     metrics = Metrics("test")
 
-    class Door:
+    class Queue:
         waited = 2.0
-        deadline = None
+        deadline_passed = False
 
     for started_at in (0.0, time.monotonic() + 5.0):
         record = RequestRecord(metrics, "m", 5, 1)
         record.begin(SamplingParams())
-        record.waits(Door())  # type: ignore[arg-type]
+        record.waits(Queue())
         assert record.queue_time == 2.0
         record.add(0, 0, OutputDelta(text="x", token_ids=[1], finish_reason="stop", started_at=started_at))
         record.finish()

@@ -17,7 +17,7 @@ import pydantic
 import pytest
 from constrained_server import USER, Item, Order, start_constrained
 from huggingface_hub import InferenceClient, TextGenerationInputGrammarType
-from octavo.server.request.grammar_check import GrammarCheck
+from octavo.server.models.grammar_check import GrammarCheck
 from server_harness import Running
 
 

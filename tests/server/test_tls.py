@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 from octavo.errors import ConfigError
-from octavo.server.access.hosts import tls_context
 from octavo.server.settings import ServerSettings
-from octavo.server.transport.certificates import watch_certificate
+from octavo.server.transport.tls import tls_context, watch_certificate
 from server_harness import Running
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
@@ -66,7 +65,7 @@ def test_https(start: Callable[..., Running], certificates: dict[str, tuple[str,
 
 def test_old_versions_are_refused(start: Callable[..., Running], certificates: dict[str, tuple[str, str]]) -> None:
     certificate, key = certificates["server"]
-    context = tls_context(certificate, key, None)
+    context = tls_context(ServerSettings(ssl_certfile=certificate, ssl_keyfile=key))
     assert context is not None
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
     server = start(ssl_certfile=certificate, ssl_keyfile=key)
@@ -104,7 +103,7 @@ def test_a_certificate_is_renewed_while_the_server_runs(
     shutil.copy(certificates["server"][0], certificate)
     shutil.copy(certificates["server"][1], key)
     settings = ServerSettings(ssl_certfile=str(certificate), ssl_keyfile=str(key))
-    context = tls_context(str(certificate), str(key), None)
+    context = tls_context(settings)
     assert context is not None
 
     async def shown() -> str:
@@ -129,13 +128,13 @@ def test_a_certificate_is_renewed_while_the_server_runs(
         assert await shown() == "server"
         # Half of a pair: the old one stays, whole.
         shutil.copy(certificates["stranger"][0], certificate)
-        await until(lambda: "the certificate stays as it was" in caplog.text)
+        await until(lambda: "the old certificate stays in use" in caplog.text)
         assert await shown() == "server"
         key.unlink()
         await asyncio.sleep(0.1)
         assert await shown() == "server"
         shutil.copy(certificates["stranger"][1], key)
-        await until(lambda: "is in use from now on" in caplog.text)
+        await until(lambda: "is in use" in caplog.text)
         assert await shown() == "stranger"
         assert not watching.done()
         watching.cancel()
@@ -146,18 +145,21 @@ def test_a_certificate_is_renewed_while_the_server_runs(
 
 def test_files_that_cannot_be_used(tmp_path: Path, certificates: dict[str, tuple[str, str]]) -> None:
     certificate, key = certificates["server"]
-    with pytest.raises(ConfigError, match="ssl_certfile: is missing"):
-        tls_context(None, key, None)
+    with pytest.raises(ConfigError, match="ssl_certfile: a certificate is missing"):
+        tls_context(ServerSettings(ssl_keyfile=key))
     with pytest.raises(ConfigError, match=r"ssl_certfile: .* cannot be used"):
-        tls_context(certificate, certificates["client"][1], None)
+        tls_context(ServerSettings(ssl_certfile=certificate, ssl_keyfile=certificates["client"][1]))
     with pytest.raises(ConfigError, match=r"ssl_certfile: .* cannot be used"):
-        tls_context(str(tmp_path / "none"), None, None)
+        tls_context(ServerSettings(ssl_certfile=str(tmp_path / "none")))
     with pytest.raises(ConfigError, match=r"ssl_ca_certs: .* cannot be used"):
-        tls_context(certificate, key, str(tmp_path / "none"))
+        tls_context(ServerSettings(ssl_certfile=certificate, ssl_keyfile=key, ssl_ca_certs=str(tmp_path / "none")))
     # A key behind a password is refused, not asked for on a terminal.
     locked = tmp_path / "locked.key"
     command = ["openssl", "ec", "-in", key, "-aes256", "-passout", "pass:word", "-out", str(locked)]
     subprocess.run(command, check=True, capture_output=True, timeout=30)
     with pytest.raises(ConfigError, match="cannot be used"):
-        tls_context(certificate, str(locked), None)
-    assert tls_context(certificate, str(locked), None, "word") is not None
+        tls_context(ServerSettings(ssl_certfile=certificate, ssl_keyfile=str(locked)))
+    assert (
+        tls_context(ServerSettings(ssl_certfile=certificate, ssl_keyfile=str(locked), ssl_keyfile_password="word"))
+        is not None
+    )

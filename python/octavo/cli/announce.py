@@ -16,7 +16,7 @@ from octavo.log_format import current_format
 from octavo.server.service_manager import notify
 
 if TYPE_CHECKING:
-    from octavo.server.models.model_handle import ServedModel
+    from octavo.server.models.model_handle import ModelHandle
     from octavo.server.models.registry import ModelRegistry
 
 __all__ = ["Announcer"]
@@ -72,7 +72,7 @@ class Announcer:
         if not self._for_people:
             self._log("loading", stage=stage, progress=round(done / total, 3) if total else None)
 
-    def ready(self, models: Sequence[ServedModel], registry: ModelRegistry) -> None:
+    def ready(self, models: Sequence[ModelHandle], registry: ModelRegistry) -> None:
         """All that was to be loaded is."""
         seconds = time.monotonic() - self._began
         names = list(registry.names)
@@ -123,7 +123,7 @@ def _answers(running: int) -> str:
     return "1 running answer" if running == 1 else f"{running} running answers"
 
 
-def _facts(served: ServedModel) -> dict[str, Any]:
+def _facts(served: ModelHandle) -> dict[str, Any]:
     info = served.engine.model
     return {
         "architecture": info.architecture,
@@ -135,7 +135,7 @@ def _facts(served: ServedModel) -> dict[str, Any]:
 
 
 def _announcement(
-    url: str, models: Sequence[ServedModel], registry: ModelRegistry, seconds: float, needs_key: bool
+    url: str, models: Sequence[ModelHandle], registry: ModelRegistry, seconds: float, needs_key: bool
 ) -> str:
     names = ", ".join(registry.names)
     if not models:
@@ -175,7 +175,7 @@ client = OpenAI(base_url="{url}/v1", api_key="{key}")
 """
 
 
-def _line(served: ServedModel, named: bool) -> str:
+def _line(served: ModelHandle, named: bool) -> str:
     facts = _facts(served)
     what = f"{facts['architecture']}, {facts['dtype']} on {facts['device']}"
     name = f"{served.version}: " if named else ""

@@ -30,13 +30,13 @@ from octavo.engine.process import die_with
 from octavo.errors import EngineDead, EngineRestarting
 from octavo.log_format import log_complaints
 from octavo.server.access.api_keys import KeyRing
+from octavo.server.apis.metrics import exposition
 from octavo.server.config_file import ModelPlan, populate
 from octavo.server.ipc import Talk, TalkEnded
 from octavo.server.lifecycle import serve
 from octavo.server.models.aliases import Alias
 from octavo.server.models.engine_start import Progress
 from octavo.server.observability.logs import configure_logging
-from octavo.server.observability.middleware import exposition
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 

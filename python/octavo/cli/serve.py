@@ -21,17 +21,18 @@ from octavo.config import EngineConfig
 from octavo.engine.gc_policy import set_aside
 from octavo.errors import ConfigError
 from octavo.log_format import FORMATS, LEVELS, log_complaints
-from octavo.server.access.hosts import check_certificate, check_exposure, check_settings
+from octavo.server.access.hosts import check_exposure, check_settings
 from octavo.server.models.engine_start import Progress, start_engine
 from octavo.server.observability.logs import configure_logging
 from octavo.server.service_manager import keep_watchdog, notify
 from octavo.server.transport.listen import bind, bind_shared
+from octavo.server.transport.tls import tls_context
 
 if TYPE_CHECKING:
     from octavo.engine.supervisor import SupervisedEngine
     from octavo.server.access.api_keys import KeyRing
     from octavo.server.admin.routes import AdminKeys
-    from octavo.server.models.model_handle import ServedModel
+    from octavo.server.models.model_handle import ModelHandle
     from octavo.server.settings import ServerSettings
 
 __all__ = ["serve_command"]
@@ -75,7 +76,7 @@ def serve_command(
     keys = key_ring(options.api_key_file, options.api_key)
     with _at_fault(file):
         check_settings(settings, has_keys=keys.required)
-    check_certificate(settings)
+    tls_context(settings)
     with ExitStack() as listening:
         listeners = [
             listening.enter_context(sock) for sock in bind_shared(options.host, options.port, options.api_processes)
@@ -189,9 +190,9 @@ async def _serve(
         await asyncio.sleep(0)
         from octavo.cli.api_processes import ApiProcesses
         from octavo.server.admin.routes import create_admin_app
+        from octavo.server.apis.metrics import exposition
         from octavo.server.config_file import populate
         from octavo.server.lifecycle import serve
-        from octavo.server.observability.middleware import exposition
         from octavo.server.state import ServerState
 
         watchdog = None
@@ -211,7 +212,7 @@ async def _serve(
                 processes = ApiProcesses(plan, environment_key, delay, others, state, own_metrics)
                 state.siblings = processes
 
-            def announce(models: list[ServedModel]) -> None:
+            def announce(models: list[ModelHandle]) -> None:
                 shown.close()
                 starter.quiet()
                 set_aside()

@@ -16,13 +16,12 @@ from typing import Any, Protocol
 import uvicorn
 
 from octavo.server.access.api_keys import KeyRing
-from octavo.server.access.hosts import tls_context
 from octavo.server.app import create_app
-from octavo.server.models.model_handle import ClosableEngine, ServedModel
+from octavo.server.models.model_handle import ClosableEngine, ModelHandle
 from octavo.server.state import ServerState
-from octavo.server.transport.certificates import watch_certificate
 from octavo.server.transport.http_protocol import HttpProtocol
 from octavo.server.transport.listen import BACKLOG, allow_many_files
+from octavo.server.transport.tls import tls_context, watch_certificate
 
 __all__ = ["Processes", "Server", "serve"]
 
@@ -72,7 +71,7 @@ async def serve(
     grace: float = 5.0,
     drain_delay: float = 0.0,
     log_level: str = "warning",
-    on_ready: Callable[[list[ServedModel]], None] | None = None,
+    on_ready: Callable[[list[ModelHandle]], None] | None = None,
     on_stop: Callable[[signal.Signals, int, float], None] | None = None,
     on_wait: Callable[[int], None] | None = None,
     on_end: Callable[[int, int, float], None] | None = None,
@@ -115,7 +114,7 @@ async def serve(
     allow_many_files()
     state = state or ServerState()
     settings = state.settings
-    tls = tls_context(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs, settings.ssl_keyfile_password)
+    tls = tls_context(settings)
     server = _server(create_app(state), log_level, tls, settings.root_path)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()

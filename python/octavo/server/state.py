@@ -12,14 +12,15 @@ from octavo.server.access.api_keys import KeyRing
 from octavo.server.error_responses import EngineLoading, ServerStopping
 from octavo.server.ipc import Siblings
 from octavo.server.models.entry import ModelEntry
-from octavo.server.models.model_handle import ClosableEngine, Engine, ServedModel
+from octavo.server.models.grammar_check import GrammarCheck
+from octavo.server.models.model_handle import ClosableEngine, Engine, ModelHandle
 from octavo.server.models.registry import ModelRegistry, StartEngine, start_async_engine
 from octavo.server.observability.metrics import Metrics
 from octavo.server.observability.spans import Spans
-from octavo.server.queueing.admission_queue import AdmissionQueue, Concurrency, queue_of
-from octavo.server.request.compile_queue import CompileQueue
-from octavo.server.request.grammar_check import GrammarCheck
-from octavo.server.request.limits import BodyBudget
+from octavo.server.queueing.admission import ConcurrencyLimit
+from octavo.server.queueing.admission_queue import AdmissionQueue
+from octavo.server.queueing.body_budget import BodyBudget
+from octavo.server.queueing.compile_queue import CompileQueue
 from octavo.server.settings import ServerSettings
 from octavo.server.transport.http import Receive, wait_gone
 
@@ -56,7 +57,7 @@ class ServerState:
     ) -> None:
         self.settings = settings or ServerSettings()
         self.keys = keys or KeyRing()
-        self.concurrency = Concurrency()
+        self.concurrency = ConcurrencyLimit()
         self.bodies = BodyBudget(self.settings.max_bodies_bytes)
         self._queues: WeakKeyDictionary[Engine, AdmissionQueue] = WeakKeyDictionary()
         self._compile_queue = CompileQueue(self.settings.max_queue_requests)
@@ -81,19 +82,19 @@ class ServerState:
         last = all(other.name != entry.name for other in self.registry.entries)
         self.metrics.forget(entry.name, self.metrics.engine_label(entry.name, entry.id), entry.id, last=last)
 
-    def add(self, engine: ClosableEngine, names: Sequence[str] = ()) -> ServedModel:
+    def add(self, engine: ClosableEngine, names: Sequence[str] = ()) -> ModelHandle:
         """Serve an engine that runs already under `names`, or its model's own name."""
         entry = self.registry.adopt(engine, names)
-        return entry.view(entry.id)
+        return entry.handle(entry.id)
 
-    def admission_queue(self, served: ServedModel) -> AdmissionQueue:
+    def admission_queue(self, served: ModelHandle) -> AdmissionQueue:
         """What waits in front of a model's engine."""
         queue = self._queues.get(served.engine)
         if queue is None:
-            queue = self._queues[served.engine] = queue_of(served.engine, self.settings)
+            queue = self._queues[served.engine] = AdmissionQueue.of(served.engine, self.settings)
         return queue
 
-    def grammar_check(self, served: ServedModel) -> GrammarCheck:
+    def grammar_check(self, served: ModelHandle) -> GrammarCheck:
         """What compiles the constraints that requests of a model bring."""
         check = self._grammar_checks.get(served.engine)
         if check is None:
@@ -101,16 +102,16 @@ class ServerState:
         return check
 
     @property
-    def models(self) -> list[ServedModel]:
+    def models(self) -> list[ModelHandle]:
         """What is loaded, each with its id and all aliases that lead to it, in the order it came."""
         registry = self.registry
         return [
-            ServedModel(entry.engine, (entry.id, *registry.aliases_of(entry)), version=entry.id, created=entry.created)
+            ModelHandle(entry.engine, (entry.id, *registry.aliases_of(entry)), version=entry.id, created=entry.created)
             for entry in registry.loaded
             if entry.engine is not None
         ]
 
-    def resolve(self, name: str | None) -> ServedModel:
+    def resolve(self, name: str | None) -> ModelHandle:
         """The model of a name, to read about it; `Call.route` gives one to use.
 
         Raises:

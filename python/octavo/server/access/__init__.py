@@ -1,1 +1,1 @@
-"""Who may ask: API keys, host and origin checks."""
+"""Access to the server: Host and origin checks, then API keys."""

@@ -17,21 +17,21 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from octavo.errors import ConfigError, InvalidRequest, ModelError, ModelNotServed, NotEnoughMemory
-from octavo.server.access.api_keys import Gate, Identity, KeyRing
-from octavo.server.access.hosts import HostCheck, allowed_hosts
+from octavo.server.access.api_keys import KeyRing
+from octavo.server.access.hosts import allowed_hosts
+from octavo.server.access.identity import Identity
+from octavo.server.access.middleware import ApiKeyCheck, HostCheck
 from octavo.server.admin.requests import LoadBody, SwapBody, UnloadBody, decode_command, decode_json, decode_object
-from octavo.server.apis.openai.models_route import json_response
 from octavo.server.apis.openai.requests import RequestBody
 from octavo.server.apis.openapi.document import document
 from octavo.server.apis.openapi.operations import Operation
-from octavo.server.app import http_exception
+from octavo.server.app import http_exception, observed
 from octavo.server.error_responses import ServerStopping, describe
 from octavo.server.models.aliases import parse_aliases
 from octavo.server.models.entry import ModelEntry
-from octavo.server.observability.middleware import observed
 from octavo.server.observability.request_context import context_of
 from octavo.server.state import ServerState
-from octavo.server.transport.http import ClientGone, Receive, Scope, Send, read_body
+from octavo.server.transport.http import ClientGone, Receive, Scope, Send, json_response, read_body
 
 __all__ = ["AdminKeys", "create_admin_app"]
 
@@ -368,7 +368,7 @@ def create_admin_app(state: ServerState, keys: AdminKeys, host: str = "127.0.0.1
         routes=routes,
         middleware=[
             Middleware(HostCheck, allowed=allowed_hosts(state.settings.allowed_hosts, host, has_keys=True)),
-            Middleware(Gate, keys=keys, scope="admin", open_paths=frozenset()),
+            Middleware(ApiKeyCheck, keys=keys, scope="admin", open_paths=frozenset()),
         ],
         exception_handlers={HTTPException: http_exception},
     )

@@ -14,7 +14,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
 from octavo.server.error_responses import EngineLoading, ModelUnavailable
-from octavo.server.models.model_handle import ClosableEngine, ServedModel, split_id
+from octavo.server.models.model_handle import ClosableEngine, ModelHandle, split_id
 
 __all__ = ["EntrySettings", "LoadProgress", "ModelEntry", "ModelState"]
 
@@ -125,8 +125,8 @@ class ModelEntry:
         self.undo: Callable[[], None] | None = None
         self._failures = 0
         self._drain_ends = 0.0
-        self._waiters: list[tuple[str, asyncio.Future[ServedModel]]] = []
-        self._views: dict[str, ServedModel] = {}
+        self._waiters: list[tuple[str, asyncio.Future[ModelHandle]]] = []
+        self._handles: dict[str, ModelHandle] = {}
         self._idle = asyncio.Event()
 
     @property
@@ -187,11 +187,11 @@ class ModelEntry:
 
     # -------------------------------------------------------- leases
 
-    def lease(self, name: str) -> ServedModel:
+    def lease(self, name: str) -> ModelHandle:
         """The model under the name that answers are to carry, counted as in use; `release` it."""
         self.leases += 1
         self.last_used = time.monotonic()
-        return self.view(name)
+        return self.handle(name)
 
     def release(self) -> None:
         """One exchange is over."""
@@ -201,13 +201,13 @@ class ModelEntry:
         if not self.leases:
             self._idle.set()
 
-    def view(self, name: str) -> ServedModel:
+    def handle(self, name: str) -> ModelHandle:
         """The model under a name, not counted as in use."""
-        view = self._views.get(name)
-        if view is None:
+        handle = self._handles.get(name)
+        if handle is None:
             assert self.engine is not None
-            view = self._views[name] = ServedModel(self.engine, (name,), version=self.id, created=self.created)
-        return view
+            handle = self._handles[name] = ModelHandle(self.engine, (name,), version=self.id, created=self.created)
+        return handle
 
     def grant(self, seconds: float) -> None:
         """Running requests get so many seconds from now, whatever a drain under way gave them."""
@@ -224,14 +224,14 @@ class ModelEntry:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), left)
 
-    async def wait(self, name: str, seconds: float) -> ServedModel:
+    async def wait(self, name: str, seconds: float) -> ModelHandle:
         """A lease, as soon as the load that is under way has ended well.
 
         Raises:
             EngineLoading: not within `seconds`.
             OctavoError: the load failed.
         """
-        future: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ModelHandle] = asyncio.get_running_loop().create_future()
         waiter = (name, future)
         self._waiters.append(waiter)
         try:
@@ -318,7 +318,7 @@ class ModelEntry:
         """There is no engine any more."""
         self.engine = None
         self.loaded_at = None
-        self._views.clear()
+        self._handles.clear()
         self.state = state
         self.reason = reason
         self.closing = False

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from octavo.engine.collect import Sink
     from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["TEXT_THREADS", "ClosableEngine", "Engine", "ServedModel", "split_id"]
+__all__ = ["TEXT_THREADS", "ClosableEngine", "Engine", "ModelHandle", "split_id"]
 
 TEXT_THREADS = 2
 """That render and tokenize."""
@@ -72,7 +72,7 @@ class ClosableEngine(Engine, Protocol):
         ...
 
 
-class ServedModel:
+class ModelHandle:
     """One engine, under one name.
 
     Args:

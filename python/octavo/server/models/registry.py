@@ -19,7 +19,7 @@ from octavo.server.models.catalog import quoted
 from octavo.server.models.engine_start import start_engine as start_async_engine
 from octavo.server.models.entry import ModelEntry, ModelState
 from octavo.server.models.loads import Loads, StartEngine
-from octavo.server.models.model_handle import ClosableEngine, ServedModel, split_id
+from octavo.server.models.model_handle import ClosableEngine, ModelHandle, split_id
 from octavo.server.settings import ServerSettings
 
 __all__ = ["ModelRegistry", "StartEngine", "Swapped", "start_async_engine"]
@@ -100,7 +100,7 @@ class ModelRegistry(Loads):
 
     # -------------------------------------------------------- requests
 
-    def resolve(self, name: str | None) -> ServedModel:
+    def resolve(self, name: str | None) -> ModelHandle:
         """The model of a name, for reading about it; not counted as in use.
 
         Raises:
@@ -113,11 +113,11 @@ class ModelRegistry(Loads):
             raise EngineLoading(f"The model `{entry.id}` is still loading; try again in a moment.")
         if trouble is not None:
             raise trouble
-        return entry.view(asked)
+        return entry.handle(asked)
 
     async def acquire(
         self, name: str | None, key: Callable[[], str | None] | None = None, variant: str | None = None
-    ) -> tuple[ServedModel, Callable[[], None]]:
+    ) -> tuple[ModelHandle, Callable[[], None]]:
         """A model, counted as in use until the returned function is called.
 
         A model that is not loaded is loaded, where the settings allow it; the request waits for it, within

@@ -10,10 +10,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
 from octavo.engine.step_sizes import STEP_TOKEN_BOUNDS
-from octavo.server.observability.request_record import RequestRecord
 from octavo.server.observability.series import Family, Histogram, Value
 
-__all__ = ["EngineReading", "Metrics", "ModelSeries", "RequestRecord", "VariantSeries"]
+__all__ = ["EngineReading", "Metrics", "ModelSeries", "VariantSeries"]
 
 _ENGINE = ("model_name", "engine")
 _VARIANT = ("model_name", "variant")

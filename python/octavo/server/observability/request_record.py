@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.errors import InvalidRequest
 from octavo.server.error_responses import QueueTimeout
@@ -14,11 +14,25 @@ if TYPE_CHECKING:
     from octavo.engine.outputs import OutputDelta
     from octavo.sampling_params import SamplingParams
     from octavo.server.observability.metrics import Metrics
-    from octavo.server.queueing.admission_queue import Admission
 
 __all__ = ["RequestRecord"]
 
 _now = time.monotonic
+
+
+class Wait(Protocol):
+    """The wait of a request in the queue.
+
+    Attributes:
+        waited: seconds until it was admitted.
+    """
+
+    waited: float
+
+    @property
+    def deadline_passed(self) -> bool:
+        """Whether the request ran out of time."""
+        ...
 
 
 class RequestRecord:
@@ -42,9 +56,9 @@ class RequestRecord:
     """
 
     __slots__ = (
-        "_admission", "_arrival", "_began", "_cached", "_ended", "_finish_reasons", "_first", "_gap_bounds",
+        "_arrival", "_began", "_cached", "_ended", "_finish_reasons", "_first", "_gap_bounds",
         "_gap_counts", "_gaps", "_generated", "_last", "_last_at", "_metrics", "_num_answers", "_params", "_series",
-        "_started", "_tokens", "_variant", "completion_tokens", "model", "name", "prompt_tokens", "variant",
+        "_started", "_tokens", "_variant", "_wait", "completion_tokens", "model", "name", "prompt_tokens", "variant",
     )  # fmt: skip
 
     def __init__(
@@ -68,7 +82,7 @@ class RequestRecord:
         self._cached = [0] * num_prompts
         self._arrival = _now() if arrival is None else arrival
         self._began = 0.0
-        self._admission: Admission | None = None
+        self._wait: Wait | None = None
         self._first = 0.0
         self._started = 0.0
         self._ended = 0.0
@@ -93,9 +107,9 @@ class RequestRecord:
         self._began = _now()
         self._num_answers = len(self._cached) * params.n
 
-    def waits(self, admission: Admission) -> None:
-        """What says, once the request may go to the engine, how long it waited for that."""
-        self._admission = admission
+    def waits(self, wait: Wait) -> None:
+        """The request joins the queue."""
+        self._wait = wait
 
     @property
     def _admitted(self) -> float:
@@ -166,8 +180,7 @@ class RequestRecord:
         series, arrival, first = self._series, self._arrival, self._first or now
         admitted = self._admitted
         last = self._last_at or now
-        deadline = None if self._admission is None else self._admission.deadline
-        if deadline is not None and deadline.passed:
+        if self._wait is not None and self._wait.deadline_passed:
             self._metrics.deadline_exceeded.inc()
         series.e2e.observe(now - arrival)
         series.queue.observe(self.queue_time or 0.0)
@@ -199,7 +212,7 @@ class RequestRecord:
         """
         self._ended = _now()
         error = sys.exc_info()[1]
-        refused = self._admission is None or isinstance(error, InvalidRequest | QueueTimeout)
+        refused = self._wait is None or isinstance(error, InvalidRequest | QueueTimeout)
         if refused and isinstance(error, Exception) and not self._first:
             return
         reason = "error" if isinstance(error, Exception) else "abort"
@@ -239,7 +252,7 @@ class RequestRecord:
 
         The engine's own queue is counted once there is a token.
         """
-        waited = None if self._admission is None else self._admission.waited
+        waited = None if self._wait is None else self._wait.waited
         if waited is None or not self._started:
             return waited
         return max(self._started - (self._began or self._arrival), waited)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
-from octavo.server.access.api_keys import Identity, identity_of
-from octavo.server.apis.compat import renamed_errors
+from octavo.server.access.identity import Identity, cache_salt, identity_of
 from octavo.server.error_responses import QueueFull, ServerStopping
-from octavo.server.observability.metrics import RequestRecord
 from octavo.server.observability.request_context import RequestContext, context_of
-from octavo.server.queueing.admission_queue import Admission
-from octavo.server.queueing.admit import admit, deadline_of
-from octavo.server.request.limits import BodyShare, check_constraint, check_json
+from octavo.server.observability.request_record import RequestRecord
+from octavo.server.queueing.admission import Admission
+from octavo.server.queueing.body_budget import BodyShare
+from octavo.server.queueing.deadline import request_deadline
+from octavo.server.queueing.priority import engine_priority, request_priority
+from octavo.server.request.field_renames import renamed_errors
+from octavo.server.request.limits import check_constraint, check_json, check_request
 from octavo.server.request.structured_outputs import specification
 from octavo.server.transport.http import CHUNKS, ClientGone, ErrorFormat, Receive, Reply, Scope, Send, header, read_body
 
 if TYPE_CHECKING:
-    from octavo.server.models.model_handle import ServedModel
+    from octavo.server.models.model_handle import ModelHandle
     from octavo.server.observability.tracing import Trace
     from octavo.server.state import ServerState
 
@@ -69,7 +72,7 @@ class Call:
 
     async def route(
         self, name: str | None, *, user: object = None, session: object = None, variant: str | None = None
-    ) -> ServedModel:
+    ) -> ModelHandle:
         """The model that is to answer a request for `name`, in use until the exchange ends.
 
         Args:
@@ -106,7 +109,7 @@ class Call:
         """Whom the request is from."""
         return identity_of(self.scope)
 
-    async def constrain(self, served: ServedModel, outputs: dict[str, Any] | None, field: str) -> None:
+    async def constrain(self, served: ModelHandle, outputs: dict[str, Any] | None, field: str) -> None:
         """Refuse what an answer cannot be held to, before the request waits for its turn.
 
         Args:
@@ -124,7 +127,7 @@ class Call:
         self.renames["structured_outputs"] = field
         kind, text = specification(outputs)
         check_constraint(text, field, self.state.settings)
-        deadline = deadline_of(self)
+        deadline = self.deadline()
         checking = self.state.grammar_check(served).check(kind, text, field, self.identity.tenant)
         if deadline is None:
             await checking
@@ -134,19 +137,45 @@ class Call:
         except asyncio.TimeoutError:
             raise self.state.admission_queue(served).timed_out() from None
 
-    def admission(self, served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Admission:
+    def admission(self, served: ModelHandle, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Admission:
         """The request's way into the engine: `async with` it around the generating.
 
         Raises:
             InvalidRequest: it asks for too much, or a header cannot be read.
         """
-        return admit(self, served, prompts, params)
+        state, identity = self.state, self.identity
+        settings = state.settings
+        check_request(prompts, params, served.max_model_len, settings)
+        level = request_priority(self.scope, identity, params.priority)
+        own = copy.copy(params)
+        own.priority = engine_priority(level, params.priority)
+        own.cache_salt = cache_salt(identity, params.cache_salt, shared=settings.share_prefix_cache)
+        limit = identity.max_concurrency
+        return Admission(
+            state.admission_queue(served),
+            state.concurrency,
+            identity,
+            settings.max_concurrency if limit is None else limit,
+            level,
+            prompts,
+            own,
+            served.max_model_len,
+            self.deadline(),
+        )
 
-    def sampling_defaults(self, served: ServedModel) -> Mapping[str, Any]:
+    def deadline(self) -> float | None:
+        """When the request's time is over, on the loop's clock; None for no deadline.
+
+        Raises:
+            InvalidRequest: the header or the body does not give a valid number of seconds.
+        """
+        return request_deadline(self.scope, self.context.arrival, self.state.settings.request_timeout, self.timeout)
+
+    def sampling_defaults(self, served: ModelHandle) -> Mapping[str, Any]:
         """What holds for a model where a request says nothing."""
         return self.state.settings.sampling_defaults(served.sampling_defaults)
 
-    def record(self, served: ServedModel, prompt_tokens: int, num_prompts: int = 1) -> RequestRecord:
+    def record(self, served: ModelHandle, prompt_tokens: int, num_prompts: int = 1) -> RequestRecord:
         """The request's times and counts, from its arrival on."""
         metrics = self.state.metrics
         record = RequestRecord(

@@ -11,9 +11,9 @@ import msgspec
 
 from octavo.engine.outputs import OutputDelta, TokenLogprobs
 from octavo.sampling_params import SamplingParams
-from octavo.server.models.model_handle import ServedModel
-from octavo.server.observability.metrics import RequestRecord
-from octavo.server.queueing.admission_queue import Admission
+from octavo.server.models.model_handle import ModelHandle
+from octavo.server.observability.request_record import RequestRecord
+from octavo.server.queueing.admission import Admission
 from octavo.server.queueing.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Answer(msgspec.Struct):
 
 
 async def _one(
-    admission: Admission, served: ServedModel, prompt: int, token_ids: Sequence[int], **how: Any
+    admission: Admission, served: ModelHandle, prompt: int, token_ids: Sequence[int], **how: Any
 ) -> AsyncIterator[tuple[int, OutputDelta]]:
     await admission.turn(prompt)
     stream: Any = served.engine.stream(token_ids, admission.params, **how)
@@ -76,7 +76,7 @@ def _counted(push: Push, admission: Admission, record: RequestRecord) -> Push:
 
 
 async def _several(
-    admission: Admission, served: ServedModel, prompts: Sequence[Sequence[int]], *, whole: bool
+    admission: Admission, served: ModelHandle, prompts: Sequence[Sequence[int]], *, whole: bool
 ) -> AsyncIterator[tuple[int, OutputDelta]]:
     # A short queue: while the client is slow the engine merges what arrives, and nothing piles up here.
     queue: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None] = asyncio.Queue(len(prompts))
@@ -136,7 +136,7 @@ async def _within(
 
 async def pieces(
     call: Call,
-    served: ServedModel,
+    served: ModelHandle,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     record: RequestRecord,
@@ -196,7 +196,7 @@ async def pieces(
 
 
 async def collect(
-    call: Call, served: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams, record: RequestRecord
+    call: Call, served: ModelHandle, prompts: Sequence[Sequence[int]], params: SamplingParams, record: RequestRecord
 ) -> list[Answer]:
     """All answers, whole, by choice; errors as of `pieces`."""
     answers = [Answer() for _ in range(len(prompts) * params.n)]

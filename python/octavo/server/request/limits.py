@@ -7,61 +7,10 @@ from typing import Any
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
-from octavo.server.error_responses import QueueFull
 from octavo.server.request.json_scan import scan
 from octavo.server.settings import ServerSettings
 
-__all__ = ["BodyBudget", "BodyShare", "check_constraint", "check_json", "check_messages", "check_request"]
-
-
-class BodyBudget:
-    """The bytes of all bodies that a server holds at once.
-
-    Args:
-        limit: bytes.
-
-    Attributes:
-        held: bytes, now.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
-
-    def share(self) -> BodyShare:
-        """A request's part of it."""
-        return BodyShare(self)
-
-
-class BodyShare:
-    """What one request holds of a `BodyBudget`."""
-
-    __slots__ = ("_budget", "_held")
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
-        self._held = 0
-
-    def take(self, size: int) -> None:
-        """Hold more.
-
-        Raises:
-            QueueFull: there is no room.
-        """
-        budget = self._budget
-        if budget.held + size > budget.limit:
-            raise QueueFull(
-                f"The server is busy: the bodies of its requests have {budget.held} bytes (max_bodies_bytes "
-                f"{budget.limit}); try again later",
-                1.0,
-            )
-        budget.held += size
-        self._held += size
-
-    def release(self) -> None:
-        """Hold nothing more."""
-        self._budget.held -= self._held
-        self._held = 0
+__all__ = ["check_constraint", "check_json", "check_messages", "check_request"]
 
 
 def _too_much(field: str | None, what: str, setting: str, limit: int) -> InvalidRequest:

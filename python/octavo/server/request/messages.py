@@ -9,7 +9,7 @@ import msgspec
 from octavo.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from octavo.server.models.model_handle import ServedModel
+    from octavo.server.models.model_handle import ModelHandle
 
 __all__ = ["MAX_MESSAGES", "flatten", "render", "template_variables"]
 
@@ -65,7 +65,7 @@ def template_variables(
 
 
 async def render(
-    served: ServedModel,
+    served: ModelHandle,
     messages: list[dict[str, Any]],
     *,
     add_generation_prompt: bool | None = None,
@@ -73,12 +73,12 @@ async def render(
     add_special_tokens: bool | None = None,
     variables: dict[str, Any] | None = None,
 ) -> list[int]:
-    """Token ids of flat messages; as `ServedModel.render`, with what clients leave open filled in.
+    """Token ids of flat messages; as `ModelHandle.render`, with what clients leave open filled in.
 
     A start token that the template wrote and the tokenizer would write again is there once.
 
     Raises:
-        InvalidRequest, ContextLengthExceeded: as `ServedModel.render`.
+        InvalidRequest, ContextLengthExceeded: as `ModelHandle.render`.
     """
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message

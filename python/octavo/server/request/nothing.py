@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from octavo.engine.outputs import OutputDelta
-from octavo.server.observability.metrics import RequestRecord
+from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.generation import Answer
 
 __all__ = ["no_answers", "no_pieces"]

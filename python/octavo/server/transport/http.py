@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 
 from octavo.server.error_responses import BodyTooLarge, describe
 
 __all__ = [
     "CHUNKS",
+    "ERROR_CODE",
     "EVENTS",
     "FAULT",
     "REFUSED",
@@ -23,7 +25,9 @@ __all__ = [
     "Scope",
     "Send",
     "header",
+    "json_response",
     "read_body",
+    "refuse",
     "request_id_of",
     "wait_gone",
 ]
@@ -34,6 +38,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 CHUNKS = "octavo.chunks"
 """Key of a request's `ChunkSender` in the extensions of its ASGI scope."""
+
+ERROR_CODE = "octavo.error_code"
+"""Scope key of the code of the error that `refuse` answered with."""
 
 FAULT = "octavo.fault"
 """Scope key of the error that keeps the rest of a request's body from arriving."""
@@ -127,6 +134,18 @@ async def wait_gone(receive: Receive) -> None:
     """Return once the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def refuse(scope: Scope, send: Send, error: BaseException) -> None:
+    """Answer a request with an error, without reading its body."""
+    status, payload, headers = describe(error)
+    scope[ERROR_CODE] = payload["error"]["code"]
+    await Reply(send).json(payload, status, headers)
+
+
+def json_response(payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A Starlette response of one JSON value."""
+    return Response(msgspec.json.encode(payload), status, headers, "application/json")
 
 
 def _no_chunks(_: bytes) -> bool:

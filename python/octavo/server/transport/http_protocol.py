@@ -27,6 +27,8 @@ MAX_HEAD_BYTES = 1 << 15
 MAX_HEADERS = 100
 MAX_URL_BYTES = 1 << 13
 _MAX_AHEAD_BYTES = 1 << 16
+# Of a body that was refused. Reading it lets the client see the response, and keeps the connection.
+_MAX_DROPPED_BYTES = 1 << 26
 # Bytes parsed at once: few, so that one packet holds a bounded number of requests and a long head is seen early.
 _HEAD_PIECE_BYTES = 1 << 14
 _BODY_PIECE_BYTES = 1 << 16
@@ -95,6 +97,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_body = False
         self._head_bytes = 0
         self._since_body = 0
+        self._dropped_bytes = 0
         # An upgrade was not accepted, and a second parser reads the request's body.
         self._resuming = False
         # All further data is dropped.
@@ -223,11 +226,16 @@ class HttpProtocol(HttpToolsProtocol):
             # The client may omit the body after a refusal, so its next request would have no known start.
             self.cycle.keep_alive = False
         self._in_body = True
+        self._dropped_bytes = 0
 
     def on_body(self, body: bytes) -> None:
         """A part of a body. The application limits its size."""
         self._since_body = 0
         super().on_body(body)
+        if self.cycle.response_complete:
+            self._dropped_bytes += len(body)
+            if self._dropped_bytes > _MAX_DROPPED_BYTES:
+                self.transport.close()
 
     def on_message_complete(self) -> None:
         """A request is whole."""

@@ -12,11 +12,11 @@ from starlette.routing import BaseRoute, Route
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import MAX_STOPS, SamplingParams
-from octavo.server.apis.compat import renamed_errors
 from octavo.server.apis.openai.requests import ChatCompletionRequest, RequestBody, convert, decode, unsupported
-from octavo.server.models.model_handle import ServedModel
+from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.request.field_renames import renamed_errors
 from octavo.server.request.generation import Answer, collect, pieces
 from octavo.server.request.keep_alive import keep_alive
 from octavo.server.request.limits import check_messages
@@ -147,7 +147,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         own = None if self.output_config is None else self.output_config.format
         return self.output_format if own is None else own
 
-    def sampling_params(self, served: ServedModel, defaults: Mapping[str, Any]) -> SamplingParams:
+    def sampling_params(self, served: ModelHandle, defaults: Mapping[str, Any]) -> SamplingParams:
         """As `SamplingFields.sampling_params`."""
         fields: dict[str, Any] = {
             "max_tokens": self.max_tokens,
@@ -193,7 +193,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
     ]
 
 
-async def _prompt(call: Call, served: ServedModel, request: CountTokensRequest) -> list[int]:
+async def _prompt(call: Call, served: ModelHandle, request: CountTokensRequest) -> list[int]:
     flat = request.conversation()
     # As Anthropic: an answer that has been begun is gone on with.
     begun = flat[-1]["role"] == "assistant" and bool(flat[-1]["content"])
@@ -234,7 +234,7 @@ async def messages(call: Call) -> None:
 
 def _message(
     call: Call,
-    served: ServedModel,
+    served: ModelHandle,
     content: list[dict[str, Any]],
     stop_reason: str | None,
     stop_sequence: str | None,
@@ -272,7 +272,7 @@ def _stop(answer: Answer) -> tuple[Literal["end_turn", "stop_sequence", "max_tok
 
 
 async def _stream(
-    call: Call, served: ServedModel, prompt: list[int], params: SamplingParams, record: RequestRecord
+    call: Call, served: ModelHandle, prompt: list[int], params: SamplingParams, record: RequestRecord
 ) -> None:
     reply = call.reply
     last = Answer()

@@ -16,16 +16,16 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from octavo._core import __version__
 from octavo.errors import InvalidRequest, ModelNotServed
 from octavo.server.apis.ollama.requests import ModelBody
-from octavo.server.apis.openai.models_route import json_response
 from octavo.server.apis.openai.requests import decode
 from octavo.server.error_responses import Forbidden
 from octavo.server.models.entry import ModelEntry
-from octavo.server.models.model_handle import ServedModel
+from octavo.server.models.model_handle import ModelHandle
 from octavo.server.request.endpoint import Call
 
 if TYPE_CHECKING:
     from octavo.server.models.registry import ModelRegistry
     from octavo.server.state import ServerState
+from octavo.server.transport.http import json_response
 
 __all__ = ["Reads", "load_or_unload", "now", "refuse", "route", "set_keep_alive", "show"]
 
@@ -60,7 +60,7 @@ def _known_as(registry: ModelRegistry, name: str) -> str:
     raise ModelNotServed(f"model '{name[:200]}' not found, try pulling it first", "model")
 
 
-async def route(call: Call, name: str) -> ServedModel:
+async def route(call: Call, name: str) -> ModelHandle:
     """As `Call.route`, of the name as Ollama's clients give it."""
     call.state.check_ready()
     return await call.route(_known_as(call.state.registry, name))
@@ -72,7 +72,7 @@ def _may_unload(call: Call) -> bool:
     return "admin" in identity.scopes and (not identity.anonymous or call.state.settings.idle_unload is not None)
 
 
-def set_keep_alive(call: Call, served: ServedModel, seconds: float | None) -> None:
+def set_keep_alive(call: Call, served: ModelHandle, seconds: float | None) -> None:
     """Heed a request's `keep_alive` where the client may decide such things; else it is only a wish."""
     if seconds is not None and _may_unload(call):
         # A model that was removed meanwhile answers what it has begun.

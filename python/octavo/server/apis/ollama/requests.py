@@ -13,9 +13,9 @@ from typing import Any
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
-from octavo.server.apis.compat import renamed_errors
 from octavo.server.apis.openai.requests import ChatCompletionRequest, RequestBody, convert
-from octavo.server.models.model_handle import ServedModel
+from octavo.server.models.model_handle import ModelHandle
+from octavo.server.request.field_renames import renamed_errors
 
 __all__ = ["ChatBody", "GenerateBody", "ModelBody", "parse_keep_alive"]
 
@@ -136,7 +136,7 @@ class _AnswerBody(ModelBody, kw_only=True):
             variables["reasoning_effort"] = self.think
         return variables
 
-    def sampling_params(self, served: ServedModel, defaults: Mapping[str, Any]) -> SamplingParams:
+    def sampling_params(self, served: ModelHandle, defaults: Mapping[str, Any]) -> SamplingParams:
         """The options as sampling parameters; what they leave open is as everywhere on this server.
 
         Raises:
@@ -222,7 +222,7 @@ class GenerateBody(_AnswerBody, kw_only=True):
             field = "system" if self.system else "context"
             raise InvalidRequest(f"{field}: raw mode takes the prompt as it is; leave {field} out", field)
 
-    def history(self, served: ServedModel) -> list[int]:
+    def history(self, served: ModelHandle) -> list[int]:
         """The tokens of the conversation so far.
 
         Raises:

@@ -19,7 +19,7 @@ from octavo.server.apis.ollama.models import Reads, load_or_unload, now, refuse,
 from octavo.server.apis.ollama.requests import ChatBody, GenerateBody
 from octavo.server.apis.openai.requests import decode
 from octavo.server.apis.openai.responses import ChatLogprobs, finish_reason
-from octavo.server.models.model_handle import ServedModel
+from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.endpoint import Call, Exchange
 from octavo.server.request.generation import Answer, pieces
@@ -137,7 +137,7 @@ async def generate(call: Call) -> None:
     await _answer(call, served, request, prompt, params, loading, part)
 
 
-async def _prompt(served: ServedModel, request: GenerateBody, text: str) -> list[int]:
+async def _prompt(served: ModelHandle, request: GenerateBody, text: str) -> list[int]:
     tokenizer = served.tokenizer("prompt")
     if request.raw or not tokenizer.has_chat_template:
         if request.system:
@@ -160,7 +160,7 @@ async def _prompt(served: ServedModel, request: GenerateBody, text: str) -> list
 
 async def _answer(
     call: Call,
-    served: ServedModel,
+    served: ModelHandle,
     request: ChatBody | GenerateBody,
     prompt: list[int],
     params: SamplingParams,

@@ -12,8 +12,8 @@ from octavo.engine.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams
 from octavo.server.apis.openai.requests import ChatCompletionRequest, decode
 from octavo.server.apis.openai.responses import ChatLogprobs, assistant_message, finish_reason, usage
-from octavo.server.models.model_handle import ServedModel
-from octavo.server.observability.metrics import RequestRecord
+from octavo.server.models.model_handle import ModelHandle
+from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.endpoint import Call, Exchange
 from octavo.server.request.generation import Answer, collect, pieces
 from octavo.server.request.keep_alive import keep_alive
@@ -84,7 +84,7 @@ async def chat_completions(call: Call) -> None:
     )
 
 
-async def _logprobs(served: ServedModel, request: ChatCompletionRequest) -> ChatLogprobs | None:
+async def _logprobs(served: ModelHandle, request: ChatCompletionRequest) -> ChatLogprobs | None:
     if not request.logprobs:
         return None
     return ChatLogprobs(await served.token_bytes("logprobs"), bool(request.return_tokens_as_token_ids))
@@ -105,7 +105,7 @@ def _choice(
 
 async def _stream(
     call: Call,
-    served: ServedModel,
+    served: ModelHandle,
     request: ChatCompletionRequest,
     prompt: list[int],
     params: SamplingParams,

@@ -13,8 +13,8 @@ from octavo.engine.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams
 from octavo.server.apis.openai.requests import CompletionRequest, check_token_ids, decode
 from octavo.server.apis.openai.responses import CompletionLogprobs, finish_reason, mean_logprob, usage
-from octavo.server.models.model_handle import ServedModel
-from octavo.server.observability.metrics import RequestRecord
+from octavo.server.models.model_handle import ModelHandle
+from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.endpoint import Call, Exchange
 from octavo.server.request.generation import Answer, collect, pieces
 from octavo.server.request.keep_alive import keep_alive
@@ -89,7 +89,7 @@ async def completions(call: Call) -> None:
 
 async def _best(
     call: Call,
-    served: ServedModel,
+    served: ModelHandle,
     request: CompletionRequest,
     prompts: list[list[int]],
     params: SamplingParams,
@@ -107,13 +107,13 @@ async def _best(
     return best
 
 
-async def _echo(served: ServedModel, prompt: str | list[int]) -> str:
+async def _echo(served: ModelHandle, prompt: str | list[int]) -> str:
     if isinstance(prompt, str):
         return prompt
     return b"".join(map(await served.token_bytes("echo"), prompt)).decode("utf-8", "replace")
 
 
-async def _logprobs(served: ServedModel, request: CompletionRequest, count: int) -> list[CompletionLogprobs]:
+async def _logprobs(served: ModelHandle, request: CompletionRequest, count: int) -> list[CompletionLogprobs]:
     """One an answer, as each counts its own offsets; none when none are asked for."""
     if request.logprobs is None:
         return []
@@ -143,7 +143,7 @@ def _choice(
 
 async def _stream(
     call: Call,
-    served: ServedModel,
+    served: ModelHandle,
     request: CompletionRequest,
     prompts: list[list[int]],
     echoes: list[str],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -13,18 +12,14 @@ from octavo._core import __version__
 from octavo.server.error_responses import describe
 from octavo.server.models.entry import ModelEntry
 from octavo.server.state import ServerState
+from octavo.server.transport.http import json_response
 
-__all__ = ["json_response", "routes"]
+__all__ = ["routes"]
 
 
 def _failure(error: BaseException) -> Response:
     status, payload, headers = describe(error)
     return json_response(payload, status, headers)
-
-
-def json_response(payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """An answer of one JSON value."""
-    return Response(msgspec.json.encode(payload), status, headers, "application/json")
 
 
 def _model_object(entry: ModelEntry, name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from octavo.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOPS, SamplingParam
 from octavo.server.request.structured_outputs import ResponseFormat, StructuredOutputs, output_constraint
 
 if TYPE_CHECKING:
-    from octavo.server.models.model_handle import ServedModel
+    from octavo.server.models.model_handle import ModelHandle
 
 __all__ = [
     "ChatCompletionRequest",
@@ -154,7 +154,7 @@ class SamplingFields(RequestBody, kw_only=True):
 
     def sampling_params(
         self,
-        served: ServedModel,
+        served: ModelHandle,
         *,
         max_tokens: int | None,
         logprobs: int | None,
@@ -212,7 +212,7 @@ class SamplingFields(RequestBody, kw_only=True):
         values["max_tokens"] = max_tokens if asked is None else max(asked, 1)
         return SamplingParams(**values, logprobs=logprobs)
 
-    def _single_logits(self, served: ServedModel, vocab_size: int) -> dict[str, Any]:
+    def _single_logits(self, served: ModelHandle, vocab_size: int) -> dict[str, Any]:
         """What changes logits of single tokens, as `SamplingParams` takes it."""
         given = {field: getattr(self, field) for field in ("logit_bias", "bad_words", "allowed_token_ids")}
         values = {field: value for field, value in given.items() if value or (value == [] and field != "bad_words")}

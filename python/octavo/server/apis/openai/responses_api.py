@@ -12,13 +12,13 @@ from starlette.routing import BaseRoute, Route
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
-from octavo.server.apis.compat import renamed_errors
 from octavo.server.apis.openai.requests import SamplingFields, decode, unsupported
 from octavo.server.apis.openai.responses import ChatLogprobs
 from octavo.server.error_responses import ResponseNotFound
-from octavo.server.models.model_handle import ServedModel
+from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.request.field_renames import renamed_errors
 from octavo.server.request.generation import Answer, collect, pieces
 from octavo.server.request.keep_alive import keep_alive
 from octavo.server.request.limits import check_messages
@@ -232,7 +232,7 @@ class _Shape:
     def __init__(
         self,
         call: Call,
-        served: ServedModel,
+        served: ModelHandle,
         request: ResponsesRequest,
         params: SamplingParams,
         record: RequestRecord,
@@ -350,7 +350,7 @@ class _Events(ErrorFormat):
         return self("error", **fields, error={**error, "code": code})
 
 
-async def _stream(call: Call, served: ServedModel, prompt: list[int], params: SamplingParams, shape: _Shape) -> None:
+async def _stream(call: Call, served: ModelHandle, prompt: list[int], params: SamplingParams, shape: _Shape) -> None:
     reply = call.reply
     event = reply.errors = _Events()
     answer = Answer()

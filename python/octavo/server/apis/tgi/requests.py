@@ -9,9 +9,9 @@ import msgspec
 
 from octavo.errors import ContextLengthExceeded, InvalidRequest
 from octavo.sampling_params import MAX_N, SamplingParams
-from octavo.server.apis.compat import renamed_errors
 from octavo.server.apis.openai.requests import CompletionRequest, RequestBody, convert
-from octavo.server.models.model_handle import ServedModel
+from octavo.server.models.model_handle import ModelHandle
+from octavo.server.request.field_renames import renamed_errors
 
 __all__ = [
     "DEFAULT_MAX_NEW_TOKENS",
@@ -163,7 +163,7 @@ class GenerateBody(RequestBody, kw_only=True):
         if self.params.decoder_input_details:
             raise InvalidRequest("decoder_input_details: is not available when streaming", "decoder_input_details")
 
-    def room(self, served: ServedModel, num_inputs: int) -> int:
+    def room(self, served: ModelHandle, num_inputs: int) -> int:
         """Tokens that may be generated after so many.
 
         Raises:
@@ -178,7 +178,7 @@ class GenerateBody(RequestBody, kw_only=True):
             )
         return min(DEFAULT_MAX_NEW_TOKENS, room) if asked is None else asked
 
-    def sampling_params(self, served: ServedModel, num_inputs: int, *, logprobs: bool) -> SamplingParams:
+    def sampling_params(self, served: ModelHandle, num_inputs: int, *, logprobs: bool) -> SamplingParams:
         """As TGI understands them: nothing comes from the model's recommendations, and stop texts stay in the text.
 
         Raises:

@@ -16,17 +16,16 @@ from starlette.routing import BaseRoute, Route
 from octavo._core import __version__
 from octavo.engine.outputs import OutputDelta, TokenLogprobs
 from octavo.sampling_params import MAX_N, MAX_STOPS, SamplingParams
-from octavo.server.apis.openai.models_route import json_response
 from octavo.server.apis.openai.requests import decode
 from octavo.server.apis.openai.responses import LOWEST_LOGPROB, mean_logprob
 from octavo.server.apis.tgi.requests import GenerateBody
 from octavo.server.error_responses import describe
-from octavo.server.models.model_handle import TEXT_THREADS, ServedModel
+from octavo.server.models.model_handle import TEXT_THREADS, ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.endpoint import Call, Exchange
 from octavo.server.request.generation import Answer, collect, pieces
 from octavo.server.request.keep_alive import keep_alive
-from octavo.server.transport.http import EVENTS, ErrorFormat
+from octavo.server.transport.http import EVENTS, ErrorFormat, json_response
 from octavo.text.token_bytes import SPECIAL
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class _Tokens:
         return [self.token(token, logprob, self.texts([token])[0]) for token, logprob in entry.top]
 
 
-async def _tokens(served: ServedModel) -> _Tokens:
+async def _tokens(served: ModelHandle) -> _Tokens:
     token_bytes = await served.token_bytes("details")
     return _Tokens(token_bytes, served.tokenizer("details").vocabulary.flags)
 
@@ -137,7 +136,7 @@ class _Request:
     """One request on its way: what both kinds of answer are made of."""
 
     def __init__(
-        self, call: Call, request: GenerateBody, served: ServedModel, prompt: list[int], logprobs: bool
+        self, call: Call, request: GenerateBody, served: ModelHandle, prompt: list[int], logprobs: bool
     ) -> None:
         self.call = call
         self.request = request

@@ -1,4 +1,4 @@
-"""What the routes that speak other servers' protocols share."""
+"""Errors that name the fields of the client's own API."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["renamed_errors"]
 
 @contextmanager
 def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors name the fields that the client sent.
+    """Let errors name fields as the client sent them.
 
     Args:
-        names: the client's field by ours.
+        names: the client's field by the field of our parameters.
 
     Raises:
-        InvalidRequest: of the same class, with the field and the message's beginning renamed.
+        InvalidRequest: of the same class, with the field renamed, also at the start of the message.
     """
     try:
         yield
     except InvalidRequest as error:
-        # An element of a list has the list's name before its index.
+        # The name of a list stands before the index of its element.
         field = error.field or ""
         name, bracket, index = field.partition("[")
         theirs = names.get(field)

@@ -14,7 +14,7 @@ from octavo.errors import InvalidRequest, ModelError
 if TYPE_CHECKING:
     from octavo._core import Vocabulary
     from octavo.server.models.model_handle import Engine
-    from octavo.server.request.compile_queue import CompileQueue
+    from octavo.server.queueing.compile_queue import CompileQueue
 
 __all__ = ["GrammarCheck"]
 

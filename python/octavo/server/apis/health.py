@@ -1,4 +1,4 @@
-"""What probes ask: `/livez`, `/readyz`, `/health`, `/ping`."""
+"""Health probes: `/livez`, `/readyz`, `/health`, `/ping`."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from octavo.errors import OctavoError
-from octavo.server.apis.openai.models_route import json_response
 from octavo.server.error_responses import ServerStopping, describe
 from octavo.server.models.entry import ModelState
 from octavo.server.state import ServerState
+from octavo.server.transport.http import json_response
 
 __all__ = ["routes"]
 
 
 class _Health:
-    """The probes' routes."""
-
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
     def _trouble(self) -> OctavoError | None:
-        """What keeps the server from answering requests for any of its models."""
+        """The reason why the server cannot answer requests for all of its loaded models."""
         state = self._state
         if state.draining:
-            return ServerStopping("The server is shutting down.")
+            return ServerStopping("The server is shutting down")
         try:
             state.check_ready()
         except OctavoError as error:
@@ -36,14 +34,14 @@ class _Health:
         return None
 
     async def livez(self, request: Request) -> Response:
-        """`GET /livez`: 503 when nothing but a new process helps: an engine has ended for good."""
+        """`GET /livez`: 503 if only a restart of the server helps, because an engine has ended for good."""
         lost = [entry.id for entry in self._state.registry.entries if entry.lost()]
         if lost:
             return json_response({"status": "dead", "models": lost}, 503)
         return json_response({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        """`GET /readyz`: 200 when every loaded model answers; else 503 with the reason, and the progress of a load."""
+        """`GET /readyz`: 200 if every loaded model answers; else 503 with the reason and the progress of loads."""
         state, registry = self._state, self._state.registry
         if state.draining:
             siblings = state.siblings
@@ -59,7 +57,7 @@ class _Health:
         return json_response({"status": "ready"})
 
     async def health(self, request: Request) -> Response:
-        """`/health` and `/ping`: as `/readyz`, with an empty body or an error object, as vLLM's clients know it."""
+        """`/health` and `/ping`: like `/readyz`, with an empty body or an error object, as vLLM's clients expect."""
         trouble = self._trouble()
         if trouble is None:
             return Response(b"", 200)
@@ -68,7 +66,7 @@ class _Health:
 
 
 def routes(state: ServerState) -> list[BaseRoute]:
-    """All of them."""
+    """The probes."""
     health = _Health(state)
     return [
         Route("/livez", health.livez),
