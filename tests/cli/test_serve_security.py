@@ -97,7 +97,7 @@ def test_a_key_on_the_command_line_is_taken_with_a_warning() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--ssl-keyfile", "x"], 2, "error: --ssl-certfile: is missing"),
+        (["--ssl-keyfile", "x"], 2, "error: --ssl-certfile: a certificate is missing"),
         (["--ssl-certfile", "/nowhere.pem"], 1, "/nowhere.pem"),
         (["--allowed-origins", "*", "--allow-credentials"], 2, "error: --allow-credentials"),
         (["--allowed-hosts", "http://x"], 2, "error: --allowed-hosts"),
