@@ -338,7 +338,7 @@ def _plan_kernel(
     total = tl.sum(chunks)
     shared = 0
     if GROUPED:
-        num_groups = tl.load(counts + 9)
+        num_groups = tl.load(counts + 8)
         group = _group_of(lane, group_starts, num_groups, STEPS)
         member = group < num_groups
         member_row = tl.load(group_rows + lane, mask=member, other=ROWS)

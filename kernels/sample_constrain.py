@@ -56,8 +56,8 @@ def _constrain_kernel(
     num_words = tl.cdiv(vocab_size, 32)
     parts = tl.cdiv(num_words, WORDS)
     # All of this is the plan's, or the host's, and there before the logits are.
-    num_logits, num_biases = tl.load(counts + 3), tl.load(counts + 8)
-    num_items = tl.load(counts + 13) * parts
+    num_logits, num_biases = tl.load(counts + 3), tl.load(counts + 7)
+    num_items = tl.load(counts + 12) * parts
     masks += tl.load(turn).to(tl.int64) * mask_rows * num_words
     words = _load_words(masks, program, num_items, parts, num_words, WORDS)
     await_previous(PDL)

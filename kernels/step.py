@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
+from octavo._core import NUM_ARENAS, PARAM_LEN
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
 from octavo.kernels.overlap import follow
@@ -20,8 +21,6 @@ from octavo.kernels.reference import PROMPT_BIT
 from torch import Tensor
 
 __all__ = [
-    "NUM_ARENAS",
-    "PARAM_LEN",
     "DeviceState",
     "PlanLayout",
     "Samples",
@@ -30,9 +29,6 @@ __all__ = [
     "publish",
     "take_plan",
 ]
-
-NUM_ARENAS = 3
-PARAM_LEN = 16
 
 _TAKEN = (
     "rows",
@@ -248,7 +244,7 @@ def _take_plan_kernel(
             index = tl.load(arena + table_indices_at + i, mask=given, other=0)
             block = tl.load(arena + table_blocks_at + i, mask=given, other=0)
             tl.store(block_tables + slot * table_stride + index, block, mask=given)
-        num_values = tl.load(arena + 7) * PARAM_LEN
+        num_values = tl.load(arena + 6) * PARAM_LEN
         for start in range(first, num_values, step):
             i = start + lanes
             given = i < num_values
@@ -256,19 +252,19 @@ def _take_plan_kernel(
             value = tl.load(arena + param_values_at + i, mask=given, other=0)
             tl.store(slot_params + slot * PARAM_LEN + i % PARAM_LEN, value, mask=given)
     else:
-        num_biases = tl.load(arena + 8)
+        num_biases = tl.load(arena + 7)
         for start in range(first, num_biases, step):
             i = start + lanes
             given = i < num_biases
             tl.store(plan + bias_logits_at + i, tl.load(arena + bias_logits_at + i, mask=given, other=0), mask=given)
             tl.store(plan + bias_tokens_at + i, tl.load(arena + bias_tokens_at + i, mask=given, other=0), mask=given)
             tl.store(plan + bias_values_at + i, tl.load(arena + bias_values_at + i, mask=given, other=0), mask=given)
-        num_masks = tl.load(arena + 13)
+        num_masks = tl.load(arena + 12)
         for start in range(first, num_masks, step):
             i = start + lanes
             given = i < num_masks
             tl.store(plan + mask_logits_at + i, tl.load(arena + mask_logits_at + i, mask=given, other=0), mask=given)
-        num_groups = tl.load(arena + 9)
+        num_groups = tl.load(arena + 8)
         if num_groups > 0:
             for start in range(first, num_decode_rows + 1, step):
                 # There are fewer groups than rows in them, and no more of these than decode rows.

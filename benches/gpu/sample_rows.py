@@ -13,10 +13,11 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from octavo._core import NUM_ARENAS, PARAM_LEN
 from octavo.kernels import reference
 from octavo.kernels.sample import SampleWorkspace, sample
 from octavo.kernels.sample_constrain import constrain
-from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH, mask_words
+from octavo.runner.interface import mask_words
 
 _COMPARED = 6
 _MAX_LOGPROBS = 20
@@ -50,20 +51,20 @@ class Rows:
         self.logits = self.given.clone().to(device)
         floats = struct.unpack("<6i", struct.pack("<6f", self.temperature, self.top_p, self.min_p, 1.0, 0.0, 0.0))
         words = [*floats, self.top_k, 7, 0, 0, 2 * (logprobs >= 0), max(logprobs, 0)]
-        self.params = self._ints([words + [0] * (PARAM_WIDTH - len(words))] * rows)
+        self.params = self._ints([words + [0] * (PARAM_LEN - len(words))] * rows)
         self.order = torch.arange(rows, dtype=torch.int32, device=device)
         self.counts, self.turn = self._ints([0] * 16), self._ints([0])
         self.counts[3] = rows
         shape = (NUM_ARENAS, rows, mask_words(vocab_size))
         self.masks = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
         if self.share is not None:
-            self.counts[13] = rows
+            self.counts[12] = rows
             bits = torch.rand(rows, 32 * shape[2], generator=generator) < self.share
             bits[:, 5] = True
             words32 = np.packbits(bits.numpy(), axis=1, bitorder="little").view(np.int32)
             self.masks[0] = torch.from_numpy(words32)
         bias = torch.arange(_NUM_BIASES if self.biased else 0, dtype=torch.int32)
-        self.counts[8] = len(bias)
+        self.counts[7] = len(bias)
         self.bias_logits, self.bias_tokens = (bias % rows).to(device), (bias * 37 % vocab_size).to(device)
         self.bias_values = torch.full((len(bias),), 4.0).view(torch.int32).to(device)
         self.ids, self.last = torch.zeros_like(self.order), torch.zeros_like(self.order)

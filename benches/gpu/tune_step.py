@@ -362,7 +362,7 @@ def tune_attention(replay: Replay, whole: float) -> None:
         cache = cache.view(torch.uint8)
 
     def group(config: DecodeConfig) -> None:
-        launch_group(qkv, cache, inputs.block_tables, work, shape, work.stats, shape.scale, config)
+        launch_group(qkv, cache, inputs.block_tables[0], work, shape, work.stats, shape.scale, config)
 
     now = described(decode_launch(work, tokens))
     times: list[tuple[str, float | None]] = []

@@ -13,6 +13,15 @@ def build_info() -> dict[str, str]:
 
 # ---------------------------------------------------------------- the core (rust/core)
 
+NUM_ARENAS: int
+"""Plan arenas in the ring."""
+PARAM_LEN: int
+"""int32 values of a slot's sampling parameters."""
+NUM_COUNTS: int
+"""int32 values of the plan array `counts`."""
+COUNTS: tuple[str, ...]
+"""Names of the counts, in their order in the plan array `counts`; zeros fill the rest."""
+
 @final
 class TokenTable:
     """Token id to bytes, shared by every sequence of an engine."""
@@ -52,8 +61,6 @@ class StepPlan:
     @property
     def num_block_copies(self) -> int: ...
     @property
-    def num_swaps(self) -> int: ...
-    @property
     def num_param_updates(self) -> int: ...
     @property
     def num_biases(self) -> int: ...
@@ -67,7 +74,7 @@ class StepPlan:
     def num_masks(self) -> int: ...
 
 @final
-class Frame:
+class StepOutput:
     """The outputs of one committed step, an event a sampled token; every array as little-endian bytes."""
 
     @property
@@ -190,7 +197,7 @@ class Core:
     def plan(self) -> StepPlan | None:
         """Choose the next step and fill its arena; None when nothing can run now. At most one step may be open."""
 
-    def commit(self, step: int) -> Frame:
+    def commit(self, step: int) -> StepOutput:
         """Take the sampled ids of the oldest open step from its result buffer.
 
         Raises:
@@ -310,7 +317,7 @@ class Constraints:
             ValueError: a null pointer, one not aligned to 4 bytes, rows too short, keys cut short.
         """
 
-    def advance(self, frame: Frame) -> list[tuple[int, str]]:
+    def advance(self, frame: StepOutput) -> list[tuple[int, str]]:
         """Take the tokens of a frame's events; those of requests not known here are passed over.
 
         Returns:

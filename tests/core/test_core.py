@@ -46,7 +46,7 @@ class Engine:
             self.results[plan.arena][: plan.num_logits] = [positions[row] for row in rows]
         return plan
 
-    def step(self) -> _core.Frame:
+    def step(self) -> _core.StepOutput:
         plan = self.launch()
         assert plan is not None
         return self.core.commit(plan.step)
@@ -101,7 +101,7 @@ def test_plan_arrays_lie_where_the_layout_says() -> None:
     plan = engine.launch()
     assert plan is not None
     assert (plan.step, plan.arena, plan.num_tokens, plan.num_rows, plan.num_decode_rows) == (1, 1, 18, 1, 0)
-    assert (plan.num_logits, plan.max_seq_len, plan.max_query_len, plan.num_swaps) == (1, 18, 18, 0)
+    assert (plan.num_logits, plan.max_seq_len, plan.max_query_len) == (1, 18, 18)
     assert engine.array(plan, "token_ids", 18) == list(range(10, 28))
     assert engine.array(plan, "positions", 18) == list(range(18))
     blocks = engine.array(plan, "table_blocks", plan.num_table_updates)
@@ -285,7 +285,7 @@ def test_biases_and_masked_samples_are_in_the_plan() -> None:
         plan = engine.launch()
         assert plan is not None
         keys = np.frombuffer(engine.core.masked(), np.int64).reshape(-1, 2).tolist()
-        assert len(keys) == plan.num_masks == engine.array(plan, "counts", 16)[13]
+        assert len(keys) == plan.num_masks == engine.array(plan, "counts", _core.NUM_COUNTS)[_core.COUNTS.index("num_masks")]
         masked = engine.array(plan, "mask_logits", plan.num_masks)
         count = plan.num_biases
         biased = engine.array(plan, "bias_logits", count)

@@ -106,7 +106,7 @@ class Walker:
         assert len(self.constraints) == 0
         return answers
 
-    def take(self, frame: _core.Frame, answers: list[list[Answer]]) -> None:
+    def take(self, frame: _core.StepOutput, answers: list[list[Answer]]) -> None:
         """Advance, and note what the frame says."""
         assert self.constraints.advance(frame) == []
         starts = [0, *np.frombuffer(frame.text_ends, np.int32)]

@@ -118,7 +118,7 @@ def make_step(
     decode = next((i for i, count in enumerate(queries) if count > 1), len(rows))
     counts = torch.zeros(16, dtype=torch.int32)
     counts[:3] = torch.tensor([tokens, len(rows), decode])
-    counts[9] = len(groups)
+    counts[8] = len(groups)
     junk = torch.full((padding,), 1 << 20, dtype=torch.int32)
     members = [row for group, _ in groups for row in group]
     starts = torch.tensor([0, *(len(group) for group, _ in groups)]).cumsum(0)

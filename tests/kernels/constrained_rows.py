@@ -42,7 +42,7 @@ class Constraints:
             return torch.tensor([*values, 1 << 24, 1 << 24], dtype=torch.int32, device=device)
 
         counts = torch.zeros(16, dtype=torch.int32)
-        counts[3], counts[8], counts[13] = rows, len(self.biases), len(self.masks)
+        counts[3], counts[7], counts[12] = rows, len(self.biases), len(self.masks)
         shape = (3, len(self.masks) + 1, -(-vocab_size // 32))
         masks = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
         for place, words in zip(masks[2], self.masks.values(), strict=False):

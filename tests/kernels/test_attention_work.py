@@ -99,7 +99,7 @@ def plan(
         return torch.tensor(values + [1 << 29] * (size - len(values)), dtype=torch.int32, device=device)
 
     size = len(rows) + padding
-    counts = array([sum(row[2] for row in rows), len(rows), decode, 0, 0, 0, 0, 0, 0, len(groups)], 16)
+    counts = array([sum(row[2] for row in rows), len(rows), decode, 0, 0, 0, 0, 0, len(groups)], 16)
     start, members, starts = [0], [], [0]
     for _, _, queries in rows:
         start.append(start[-1] + queries)

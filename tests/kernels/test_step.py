@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from octavo._core import NUM_ARENAS, PARAM_LEN
 from octavo.kernels.reference import PROMPT_BIT
 from octavo.kernels.step import (
-    NUM_ARENAS,
-    PARAM_LEN,
     DeviceState,
     PlanLayout,
     Samples,
@@ -82,7 +81,6 @@ class Step:
             logits,
             updates,
             0,
-            0,
             params,
             biases,
             len(groups),
@@ -90,6 +88,7 @@ class Step:
             9,
             5,
             masks,
+            0,
             0,
             0,
         ]

@@ -63,15 +63,15 @@ class CudaDriver(DecoderDriver):
             kind = "mixed_grouped" if grouped else "mixed"
         counts = np.zeros(16, dtype=np.int32)
         counts[:4] = num_tokens, num_rows, num_decode_rows, num_tokens
-        counts[9] = int(grouped)
+        counts[8] = int(grouped)
         inputs = CudaStepInputs(
             token_ids=self._place(plan["token_ids"], tokens),
             positions=self._place(plan["positions"], tokens),
-            slot_mapping=self._place(plan["slot_mapping"], tokens, -1),
+            slot_mappings=[self._place(plan["slot_mapping"], tokens, -1)],
             rows=self._place(plan["rows"], rows, 1 << 30),
             seq_lens=self._place(plan["seq_lens"], rows, 1 << 30),
             query_start=self._place(plan["query_start"], rows + 1, 1 << 30),
-            block_tables=torch.from_numpy(self.block_tables).to(self.device),
+            block_tables=[torch.from_numpy(self.block_tables).to(self.device)],
             table_stride=TABLE_STRIDE,
             num_tokens=tokens,
             num_rows=rows,

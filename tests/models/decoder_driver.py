@@ -98,8 +98,9 @@ class DecoderDriver:
         """Logits of every token of a plan."""
         num_tokens = len(plan["token_ids"])
         inputs = StepInputs(
-            **{name: self.operations.buffer(array) for name, array in plan.items()},
-            block_tables=self.operations.buffer(self.block_tables),
+            **{name: self.operations.buffer(array) for name, array in plan.items() if name != "slot_mapping"},
+            slot_mappings=[self.operations.buffer(plan["slot_mapping"])],
+            block_tables=[self.operations.buffer(self.block_tables)],
             table_stride=TABLE_STRIDE,
             num_tokens=num_tokens,
             num_rows=len(plan["rows"]),

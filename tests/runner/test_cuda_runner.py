@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from octavo._core import NUM_ARENAS
 from octavo.errors import EngineDead
-from octavo.kernels.step import NUM_ARENAS, PlanLayout, Samples
+from octavo.kernels.step import PlanLayout, Samples
 from octavo.layers.cuda_inputs import StepSize
 from octavo.runner.cuda import CudaRunner
 from octavo.runner.device import WHOLE_DEVICE

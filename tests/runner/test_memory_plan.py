@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from octavo._core import Core
+from octavo._core import NUM_ARENAS, PARAM_LEN, Core
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, NotEnoughMemory
 from octavo.layers.spec import DecoderSpec, RotarySpec
 from octavo.runner.host import free_memory
-from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH
 from octavo.runner.memory import DeviceNeeds, MemoryPlan, cpu_needs, head_rows, plan_memory
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -190,7 +189,7 @@ def test_arenas_take_what_the_core_asks_for(length: int, rows: int, tokens: int)
     planned = (with_one_more.state_bytes - made.state_bytes) // 4
     assert planned == pytest.approx(core.arena_len(), rel=0.1, abs=8192)
     # Tables, parameters, last tokens and counts, and a word of masks.
-    assert made.state_bytes == 4 * (NUM_ARENAS * planned + rows * (length // 16 + PARAM_WIDTH + 2 + 1 + NUM_ARENAS))
+    assert made.state_bytes == 4 * (NUM_ARENAS * planned + rows * (length // 16 + PARAM_LEN + 2 + 1 + NUM_ARENAS))
 
 
 def test_shorter_sequences_leave_their_scratch_to_the_cache() -> None:

@@ -197,7 +197,7 @@ def _taken(sink: Sink, sample: int, text: bytes) -> bool:
 
 
 def stop_reason(finish: int, reason: int, stop_texts: list[str]) -> int | str | None:
-    """The stop text or token that ended an answer, if the request named it; numbers as in `octavo._core.Frame`."""
+    """The stop text or token that ended an answer, if the request named it; numbers as in `octavo._core.StepOutput`."""
     if finish != 1 or reason == _NO_STOP_REASON:
         return None
     return stop_texts[-1 - reason] if reason < 0 else reason

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from octavo._core import Constraints, Frame, Grammar, TokenTable, Vocabulary
+    from octavo._core import Constraints, Grammar, StepOutput, TokenTable, Vocabulary
 
 __all__ = ["Compiled", "Failure", "OutputConstraints"]
 
@@ -193,7 +193,7 @@ class OutputConstraints:
         ids = memoryview(keys).cast("q")
         return _failures([(ids[2 * index], message) for index, message in failed])
 
-    def advance(self, frame: Frame) -> list[Failure]:
+    def advance(self, frame: StepOutput) -> list[Failure]:
         """Take a step's tokens, and forget requests whose last answer has ended.
 
         Returns:

@@ -15,7 +15,7 @@ from octavo.engine.requests import CheckedRequest, submit_checked
 from octavo.engine.step_sizes import StepSizes
 
 if TYPE_CHECKING:
-    from octavo._core import Core, Frame, StepPlan
+    from octavo._core import Core, StepOutput, StepPlan
     from octavo.runner.interface import Handle, Runner, StepResult
 
 __all__ = ["EngineLoop"]
@@ -161,7 +161,7 @@ class EngineLoop:
         self.runner.close()
 
 
-def _outputs(frame: Frame, result: StepResult, planned_at: float) -> StepOutputs:
+def _outputs(frame: StepOutput, result: StepResult, planned_at: float) -> StepOutputs:
     """A frame as a message, log probabilities beside it."""
     logprobs = None
     if result.logprobs is not None:

@@ -192,7 +192,7 @@ class Logprobs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepOutputs(msgspec.Struct, tag="step", frozen=True, omit_defaults=True):
-    """One step's events, an event a sampled token; arrays as in `octavo._core.Frame`.
+    """One step's events, an event a sampled token; arrays as in `octavo._core.StepOutput`.
 
     Attributes:
         started: int64 ids of the requests that were scheduled for the first time.

@@ -199,7 +199,7 @@ class CudaOperations:
             qkv,
             cache,
             inputs.positions,
-            inputs.slot_mapping,
+            inputs.slot_mappings[0],
             cos_sin,
             self.spec.num_heads,
             inputs.num_tokens,
@@ -216,9 +216,9 @@ class CudaOperations:
         step = cast("CudaStepInputs", inputs)
         work, shape, tokens = step.works[window], self.attention_shape, step.num_tokens
         grouped = has_groups(step.kind)
-        decode_attention(qkv, out, cache, step.block_tables, work, shape, tokens=tokens, grouped=grouped)
+        decode_attention(qkv, out, cache, step.block_tables[0], work, shape, tokens=tokens, grouped=grouped)
         if has_prompts(step.kind):
-            prefill_attention(qkv, out, cache, step.block_tables, work, shape, tokens=tokens)
+            prefill_attention(qkv, out, cache, step.block_tables[0], work, shape, tokens=tokens)
 
     def gated(
         self, linear: CudaLinear, source: torch.Tensor, scratch: torch.Tensor, activated: torch.Tensor, rows: int

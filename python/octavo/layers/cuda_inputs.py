@@ -95,11 +95,11 @@ class CudaStepInputs(StepInputs):
         return cls(
             token_ids=view("token_ids"),
             positions=view("positions"),
-            slot_mapping=view("slot_mapping"),
+            slot_mappings=[view("slot_mapping")],
             rows=view("rows"),
             seq_lens=view("seq_lens"),
             query_start=view("query_start"),
-            block_tables=state.block_tables,
+            block_tables=[state.block_tables],
             table_stride=state.block_tables.shape[1],
             num_tokens=size.tokens,
             num_rows=rows,

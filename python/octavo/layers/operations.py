@@ -28,19 +28,20 @@ class StepInputs:
     """The plan arrays of one arena as the kernels take them, and how much of each the step fills.
 
     Attributes:
-        token_ids, positions, slot_mapping: int32[num_tokens].
+        token_ids, positions: int32[num_tokens].
+        slot_mappings: int32[num_tokens], one a cache group.
         rows, seq_lens: int32[num_rows].
         query_start: int32[num_rows + 1].
-        block_tables: int32[max_num_seqs, table_stride].
+        block_tables: int32[max_num_seqs, table_stride], one a cache group.
     """
 
     token_ids: Buffer
     positions: Buffer
-    slot_mapping: Buffer
+    slot_mappings: list[Buffer]
     rows: Buffer
     seq_lens: Buffer
     query_start: Buffer
-    block_tables: Buffer
+    block_tables: list[Buffer]
     table_stride: int
     num_tokens: int = 0
     num_rows: int = 0

@@ -123,7 +123,7 @@ class ReferenceOperations:
             qkv[:count],
             cache,
             inputs.positions[:count],
-            inputs.slot_mapping[:count],
+            inputs.slot_mappings[0][:count],
             cos_sin,
             self.spec.num_heads,
             interleaved=self.spec.rotary.interleaved,
@@ -140,7 +140,7 @@ class ReferenceOperations:
         out[:count] = reference.attention(
             qkv[:count, : spec.q_size].reshape(count, spec.num_heads, spec.head_dim),
             cache,
-            inputs.block_tables,
+            inputs.block_tables[0],
             inputs.rows[:rows],
             inputs.query_start[: rows + 1],
             inputs.seq_lens[:rows],

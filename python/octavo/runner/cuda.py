@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from octavo._core import NUM_ARENAS, PARAM_LEN
 from octavo.errors import EngineDead
-from octavo.kernels.step import NUM_ARENAS, PARAM_LEN, PlanLayout
+from octavo.kernels.step import PlanLayout
 from octavo.layers.cuda_inputs import StepSize
 from octavo.layers.operations import IntArray
 from octavo.runner.cuda_step import CudaStep

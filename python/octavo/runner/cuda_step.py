@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from octavo._core import NUM_ARENAS
 from octavo.kernels.attention_work import plan_attention
 from octavo.kernels.sample import SampleWorkspace, sample
 from octavo.kernels.sample_constrain import constrain
-from octavo.kernels.step import NUM_ARENAS, DeviceState, PlanLayout, Samples, count_history, publish, take_plan
+from octavo.kernels.step import DeviceState, PlanLayout, Samples, count_history, publish, take_plan
 from octavo.layers.cuda_inputs import CudaStepInputs, StepSize, has_groups, has_prompts
 from octavo.runner.interface import mask_words
 

@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from octavo._core import NUM_ARENAS, PARAM_LEN
 from octavo.errors import ConfigError
-from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH, ModelInfo, StepResult, mask_words
+from octavo.runner.interface import ModelInfo, StepResult, mask_words
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
@@ -340,7 +341,7 @@ class FakeTextRunner:
 
     def _update_params(self, count: int, arrays: dict[str, npt.NDArray[np.int32]]) -> None:
         slots = arrays["param_slots"][:count].tolist()
-        values = arrays["param_values"][: count * PARAM_WIDTH].reshape(count, PARAM_WIDTH)
+        values = arrays["param_values"][: count * PARAM_LEN].reshape(count, PARAM_LEN)
         for slot, row in zip(slots, values, strict=True):
             prompt_length = int(row[_PROMPT_LENGTH])
             start = zlib.crc32(memoryview(self._history(slot))[: 4 * prompt_length])

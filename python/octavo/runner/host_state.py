@@ -1,4 +1,4 @@
-"""What stays on the device from step to step, and the arenas that change it: never rebuilt, only updated."""
+"""State that a device in host memory keeps between steps, and the plan arenas that update it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo._core import NUM_ARENAS, PARAM_LEN
 from octavo.layers.cpu import mapped_zeros
 from octavo.layers.operations import Buffer, IntArray, Memory, StepInputs
-from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH, mask_words
+from octavo.runner.interface import mask_words
 
 if TYPE_CHECKING:
     from octavo._core import Core, StepPlan
@@ -25,9 +26,9 @@ class Arena:
     """One plan arena and its result buffer.
 
     Attributes:
-        memory: int32, as the core fills it.
+        memory: int32[length]; the core writes it.
         result: int32[R], the sampled ids.
-        masks: int32 [R, words], the tokens that the plan's masked rows may have.
+        masks: int32 [R, words], the tokens allowed in each masked row of the plan.
         arrays: the plan arrays by name, views of `memory`.
         pointers: the plan arrays' addresses by name.
         masks_pointer, result_pointer: addresses.
@@ -38,7 +39,7 @@ class Arena:
         self.memory: IntArray = np.zeros(length, dtype=np.int32)
         self.arrays: dict[str, IntArray] = {name: self.memory[offset : offset + size] for name, offset, size in layout}
         self.result: IntArray = np.zeros(self.arrays["logits_rows"].size, dtype=np.int32)
-        # Its pages stay away until a row is masked.
+        # The pages take no memory until a row is masked.
         self.masks: IntArray = mapped_zeros((self.result.size, mask_words(vocab_size)), np.int32)
         self.pointers: dict[str, int] = {name: array.ctypes.data for name, array in self.arrays.items()}
         self.masks_pointer = self.masks.ctypes.data
@@ -50,14 +51,14 @@ class HostState:
     """Block tables, last tokens, sampling parameters and penalty counts of every slot, in host memory.
 
     Args:
-        core: whose layout the arenas have.
-        buffer: makes a kernel's buffer of a tensor.
-        num_slots: sequences that run at once.
-        table_stride: blocks of the longest sequence.
-        vocab_size: for the penalty counts.
+        core: gives the arenas' layout and the history of a slot.
+        buffer: converts an array to what a kernel takes.
+        num_slots: sequences that run at once, `max_num_seqs`.
+        table_stride: entries of one block table, the blocks of the longest sequence.
+        vocab_size: columns of the penalty counts.
 
     Attributes:
-        arenas: the three.
+        arenas: the NUM_ARENAS plan arenas.
         params_pointer: address of int32 [num_slots, 16].
         counts_pointer: address of int32 [num_slots, vocab_size]; 0 until some sequence has penalties.
     """
@@ -69,8 +70,11 @@ class HostState:
         self.arenas = [Arena(layout, length, vocab_size) for _ in range(NUM_ARENAS)]
         self.history: Callable[[int], bytes] = core.history
         self.vocab_size = vocab_size
-        self._block_tables: IntArray = np.zeros((num_slots, table_stride), dtype=np.int32)
-        self._params: IntArray = np.zeros((num_slots, PARAM_WIDTH), dtype=np.int32)
+        sizes = {name: size for name, _, size in layout}
+        max_tokens = sizes["token_ids"]
+        num_groups = sizes["slot_mapping"] // max_tokens
+        self._block_tables: IntArray = np.zeros((num_groups * num_slots, table_stride), dtype=np.int32)
+        self._params: IntArray = np.zeros((num_slots, PARAM_LEN), dtype=np.int32)
         self._last_token: IntArray = np.zeros(num_slots, dtype=np.int32)
         self._counts: IntArray | None = None
         self.params_pointer = self._params.ctypes.data
@@ -80,19 +84,19 @@ class HostState:
             arena.inputs = StepInputs(
                 token_ids=buffer(arrays["token_ids"]),
                 positions=buffer(arrays["positions"]),
-                slot_mapping=buffer(arrays["slot_mapping"]),
+                slot_mappings=[buffer(part) for part in arrays["slot_mapping"].reshape(num_groups, max_tokens)],
                 rows=buffer(arrays["rows"]),
                 seq_lens=buffer(arrays["seq_lens"]),
                 query_start=buffer(arrays["query_start"]),
-                block_tables=buffer(self._block_tables),
+                block_tables=[buffer(part) for part in self._block_tables.reshape(num_groups, num_slots, table_stride)],
                 table_stride=table_stride,
             )
 
     def apply(self, plan: StepPlan, arena: Arena) -> StepInputs:
-        """Take in what the plan changes, and fill in the tokens that the core has not seen yet.
+        """Apply the plan's updates, and replace token ids of -1 by the last tokens of their slots.
 
         Returns:
-            the decoder's inputs, their counts set.
+            the decoder's inputs, with the step's numbers of tokens and rows set.
         """
         arrays = arena.arrays
         count = plan.num_table_updates
@@ -113,7 +117,7 @@ class HostState:
         return inputs
 
     def record(self, arena: Arena, num_logits: int) -> None:
-        """Remember the step's samples as last tokens, and count them where penalties want it."""
+        """Store the step's samples as last tokens, and count them in slots with penalties."""
         sampled = arena.result[:num_logits]
         slots = arena.arrays["logits_slots"][:num_logits]
         self._last_token[slots] = sampled
@@ -123,20 +127,20 @@ class HostState:
             self._counts[slots[penalized], sampled[penalized]] += 1
 
     def max_logprobs(self, arena: Arena, num_logits: int) -> int:
-        """The most log probabilities a row of the step asks for beside the chosen token's; -1 where none asks."""
+        """The largest `logprobs` of the step's rows; -1 when no row asks for log probabilities."""
         params = self._params[arena.arrays["logits_slots"][:num_logits]]
         wanted = params[:, _NUM_LOGPROBS][(params[:, _FLAGS] & _WANTS_LOGPROBS).astype(bool)]
         return int(wanted.max()) if wanted.size else -1
 
     def _update_params(self, count: int, arrays: dict[str, IntArray]) -> None:
         slots = arrays["param_slots"][:count]
-        values = arrays["param_values"][: count * PARAM_WIDTH].reshape(count, PARAM_WIDTH)
+        values = arrays["param_values"][: count * PARAM_LEN].reshape(count, PARAM_LEN)
         self._params[slots] = values
         for index in np.flatnonzero(values[:, _FLAGS] & _HAS_PENALTIES):
             self._fill_counts(int(slots[index]), int(values[index, _PROMPT_LENGTH]))
 
     def _fill_counts(self, slot: int, prompt_length: int) -> None:
-        """Count a sequence's output so far, and mark what its prompt holds."""
+        """Count the tokens of a sequence's output, and set a mark on the tokens of its prompt."""
         if self._counts is None:
             self._counts = mapped_zeros((self._params.shape[0], self.vocab_size), np.int32)
             self.counts_pointer = self._counts.ctypes.data

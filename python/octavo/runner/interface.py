@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
     from octavo._core import Core, StepPlan
 
-__all__ = ["NUM_ARENAS", "PARAM_WIDTH", "Handle", "ModelInfo", "Runner", "StepResult", "mask_words"]
-
-NUM_ARENAS = 3
-PARAM_WIDTH = 16
+__all__ = ["Handle", "ModelInfo", "Runner", "StepResult", "mask_words"]
 
 
 def mask_words(vocab_size: int) -> int:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from octavo._core import NUM_ARENAS, PARAM_LEN
 from octavo.errors import ConfigError, NotEnoughMemory
-from octavo.runner.interface import NUM_ARENAS, PARAM_WIDTH, mask_words
+from octavo.runner.interface import mask_words
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
@@ -347,7 +348,7 @@ def _blocks(tokens: int, block_size: int) -> int:
 def _state_bytes(config: EngineConfig, spec: DecoderSpec, length: int, max_tokens: int, needs: DeviceNeeds) -> int:
     """Block tables, sampling state, masks and the arenas; the arenas' small arrays are about 64 numbers a row."""
     rows, blocks = config.max_num_seqs, _blocks(length, config.block_size)
-    tables = rows * (blocks + PARAM_WIDTH + 2)
+    tables = rows * (blocks + PARAM_LEN + 2)
     # As the core's `table_update_capacity`.
     least = blocks + 2 * rows + _blocks(max_tokens, config.block_size)
     updates = max(least, min(rows * blocks, _MAX_TABLE_UPDATES))

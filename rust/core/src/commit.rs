@@ -32,7 +32,7 @@ pub const NO_STOP_REASON: i32 = i32::MIN;
 
 /// The outputs of one committed step, an event a sampled token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Frame {
+pub struct StepOutput {
     /// The request of each event.
     pub request_ids: Vec<i64>,
     /// Which of the request's answers.
@@ -55,7 +55,7 @@ pub struct Frame {
     pub started: Vec<i64>,
 }
 
-impl Frame {
+impl StepOutput {
     pub(crate) fn with_capacity(events: usize) -> Self {
         let ints = || Vec::with_capacity(events);
         Self {
@@ -142,7 +142,7 @@ impl Core {
     /// # Errors
     /// When `step` is not the oldest open step, ids are missing, or one of them is outside the vocabulary; nothing has
     /// changed then.
-    pub fn commit(&mut self, step: u64, sampled: &[i32]) -> Result<&Frame> {
+    pub fn commit(&mut self, step: u64, sampled: &[i32]) -> Result<&StepOutput> {
         let mut open = self.take_open(step, sampled)?;
         self.frame.clear();
         std::mem::swap(&mut self.frame.started, &mut open.started);
@@ -189,7 +189,7 @@ impl Core {
 
     /// The outputs of the step committed last.
     #[must_use]
-    pub fn frame(&self) -> &Frame {
+    pub fn frame(&self) -> &StepOutput {
         &self.frame
     }
 

@@ -8,12 +8,12 @@ use hashbrown::HashMap;
 
 use crate::block::{BlockId, SequenceId, Slot};
 use crate::cache::KvCache;
-use crate::commit::{FinishReason, Frame, OpenStep};
+use crate::commit::{FinishReason, OpenStep, StepOutput};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::groups::Groups;
 use crate::plan::{Layout, NUM_ARENAS};
-use crate::queue::{Promises, Queue, QueueKey};
+use crate::queue::{InFlightPrefixes, Queue, QueueKey};
 use crate::request::{Request, RequestSpec};
 use crate::sequence::{Sequences, State};
 use crate::slots::Slots;
@@ -34,7 +34,7 @@ pub struct Core {
     /// Place of each request, by the caller's number.
     by_id: HashMap<i64, u32, FixedState>,
     pub(crate) queue: Queue,
-    pub(crate) promises: Promises,
+    pub(crate) promises: InFlightPrefixes,
     /// Running sequences past their prompt, in order of their keys.
     pub(crate) decoding: Vec<SequenceId>,
     /// Running sequences within their prompt, in order of their keys.
@@ -44,7 +44,7 @@ pub struct Core {
     /// Records of committed steps, to be filled again.
     pub(crate) spare: Vec<OpenStep>,
     pub(crate) groups: Groups,
-    pub(crate) frame: Frame,
+    pub(crate) frame: StepOutput,
     /// Request and answer of each masked sample of the step planned last.
     pub(crate) masked: Vec<(i64, u32)>,
     /// Requests admitted for the first time since the step planned last.
@@ -88,13 +88,13 @@ impl Core {
             vacant_requests: Vec::new(),
             by_id: HashMap::with_hasher(FixedState::with_seed(config.hash_seed)),
             queue: Queue::default(),
-            promises: Promises::default(),
+            promises: InFlightPrefixes::default(),
             decoding: Vec::with_capacity(rows),
             prefilling: Vec::with_capacity(rows),
             open: VecDeque::with_capacity(2),
             spare: vec![OpenStep::with_capacity(rows), OpenStep::with_capacity(rows)],
             groups: Groups::default(),
-            frame: Frame::with_capacity(rows),
+            frame: StepOutput::with_capacity(rows),
             masked: Vec::with_capacity(rows),
             started: Vec::with_capacity(rows),
             stats: Stats { blocks_total: config.usable_blocks() as u64, ..Stats::default() },
@@ -220,7 +220,7 @@ impl Core {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let free = self.kv.pool().num_free();
-        let used = self.kv.pool().usable() - free - self.kv.pool().num_fenced();
+        let used = self.kv.pool().usable() - free;
         Stats {
             waiting: self.queue.num_waiting() as u64,
             deferred: self.queue.num_deferred() as u64,

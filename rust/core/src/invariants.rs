@@ -22,7 +22,7 @@ impl Core {
         self.check_open_steps()
     }
 
-    /// Reference counts equal table entries, and free, used and fenced blocks are all there are.
+    /// Reference counts equal table entries, and free and used blocks are all there are.
     fn check_blocks(&self) -> Result<(), String> {
         let mut counts = vec![0_u32; self.config.num_blocks];
         for (_, sequence) in self.sequences.iter() {
@@ -38,13 +38,13 @@ impl Core {
             let state = self.kv.pool().state(BlockId(i as u32));
             let expected =
                 if count == 0 { BlockState::Free } else { BlockState::Referenced(count) };
-            if state != expected && !(count == 0 && state == BlockState::Fenced) {
+            if state != expected {
                 return Err(format!("block {i}: {state:?}, and in {count} tables"));
             }
             used += usize::from(count > 0);
         }
         let pool = self.kv.pool();
-        if pool.num_free() + used + pool.num_fenced() != pool.usable() {
+        if pool.num_free() + used != pool.usable() {
             return Err(format!(
                 "{} free and {used} used blocks are not {}",
                 pool.num_free(),

@@ -27,7 +27,7 @@ pub mod stats;
 pub mod text;
 pub mod trace;
 
-pub use crate::commit::{FinishReason, Frame, StopReason};
+pub use crate::commit::{FinishReason, StepOutput, StopReason};
 pub use crate::config::{Config, Policy};
 pub use crate::core::Core;
 pub use crate::error::{Error, Result};

@@ -13,6 +13,23 @@ pub const ALIGNMENT: usize = 32;
 /// Integers of the first array, which says how much of the others is filled.
 pub const NUM_COUNTS: usize = 16;
 
+/// Names of the counts, in their order in the array `counts`; zeros fill the rest.
+pub const COUNTS: [&str; 13] = [
+    "num_tokens",
+    "num_rows",
+    "num_decode_rows",
+    "num_logits",
+    "num_table_updates",
+    "num_block_copies",
+    "num_param_updates",
+    "num_biases",
+    "num_groups",
+    "max_seq_len",
+    "max_query_len",
+    "step",
+    "num_masks",
+];
+
 /// One step: how much of each plan array is filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepPlan {
@@ -32,8 +49,6 @@ pub struct StepPlan {
     pub num_table_updates: usize,
     /// Whole blocks copied before anything is written, in any order: none is both source and destination.
     pub num_block_copies: usize,
-    /// Blocks swapped with the host.
-    pub num_swaps: usize,
     /// Slots whose sampling parameters are new.
     pub num_param_updates: usize,
     /// Single logits that something is added to.
@@ -49,8 +64,7 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// The array `counts`, by which a device knows the plan: the fields from `num_tokens` to `max_query_len` in their order,
-    /// the low 31 bits of the step's number, `num_masks`, then zeros.
+    /// The array `counts`, as [`COUNTS`] orders it; `step` is the low 31 bits of the step's number.
     #[must_use]
     pub fn counts(&self) -> [i32; NUM_COUNTS] {
         let counts = [
@@ -60,7 +74,6 @@ impl StepPlan {
             self.num_logits,
             self.num_table_updates,
             self.num_block_copies,
-            self.num_swaps,
             self.num_param_updates,
             self.num_biases,
             self.num_groups,
@@ -68,6 +81,7 @@ impl StepPlan {
             self.max_query_len,
             (self.step & i32::MAX as u64) as usize,
             self.num_masks,
+            0,
             0,
             0,
         ];
@@ -90,7 +104,6 @@ macro_rules! arrays {
     ($($name:ident),* $(,)?) => {
         /// The plan arrays of one arena, each a slice of it.
         #[derive(Debug)]
-        #[expect(dead_code, reason = "the swap arrays are laid out and stay empty until there is a host cache")]
         pub(crate) struct Arrays<'a> { $(pub(crate) $name: &'a mut [i32],)* }
 
         impl<'a> Arrays<'a> {
@@ -129,8 +142,6 @@ arrays!(
     mask_logits,
     copy_sources,
     copy_destinations,
-    swap_sources,
-    swap_destinations,
     group_rows,
     group_starts,
     group_blocks,

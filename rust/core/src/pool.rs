@@ -1,9 +1,8 @@
 //! The block pool: reference counts and the free list, every operation O(1).
 //!
-//! A block is in exactly one state: free (on the list), referenced, or fenced (another stream still touches it). The
-//! free list is circular and intrusive with the null block as its sentinel, so there is no special case at its ends. A
-//! freed block keeps its content: what may be used again goes to the back, what may not to the front, and blocks are
-//! taken from the front.
+//! A block is either free (on the list) or referenced. The free list is circular and intrusive with the null block as
+//! its sentinel, so its ends need no special case. A freed block keeps its content: a block that holds a prefix goes to
+//! the back, any other to the front, and blocks are taken from the front.
 
 use crate::block::BlockId;
 
@@ -14,27 +13,23 @@ pub enum BlockState {
     Free,
     /// In the tables of so many sequences.
     Referenced(u32),
-    /// Held back for another stream.
-    Fenced,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Links {
     prev: BlockId,
     next: BlockId,
-    /// Reference count; `FREE` and `FENCED` mark the other two states.
+    /// Tables that hold the block; 0 when it is free.
     count: u32,
 }
 
 const FREE: u32 = 0;
-const FENCED: u32 = u32::MAX;
 
 /// Reference counts and the free list.
 #[derive(Clone, Debug)]
 pub struct BlockPool {
     links: Vec<Links>,
     free: usize,
-    fenced: usize,
 }
 
 impl BlockPool {
@@ -53,19 +48,13 @@ impl BlockPool {
                 count: FREE,
             })
             .collect();
-        Self { links, free: num_blocks - 1, fenced: 0 }
+        Self { links, free: num_blocks - 1 }
     }
 
     /// Blocks on the free list.
     #[must_use]
     pub fn num_free(&self) -> usize {
         self.free
-    }
-
-    /// Blocks held back for another stream.
-    #[must_use]
-    pub fn num_fenced(&self) -> usize {
-        self.fenced
     }
 
     /// Blocks that can be held, the null block apart.
@@ -79,7 +68,6 @@ impl BlockPool {
     pub fn state(&self, block: BlockId) -> BlockState {
         match self.links[block.index()].count {
             FREE => BlockState::Free,
-            FENCED => BlockState::Fenced,
             count => BlockState::Referenced(count),
         }
     }
@@ -87,8 +75,7 @@ impl BlockPool {
     /// Whether more than one table holds the block.
     #[must_use]
     pub fn is_shared(&self, block: BlockId) -> bool {
-        let count = self.links[block.index()].count;
-        count > 1 && count != FENCED
+        self.links[block.index()].count > 1
     }
 
     /// Take the first free block; its count is one.
@@ -105,11 +92,10 @@ impl BlockPool {
     /// Count one more holder of a block, free (it leaves the list) or referenced. True when it was free.
     ///
     /// # Panics
-    /// When the block is null or fenced.
+    /// When the block is null.
     pub fn acquire(&mut self, block: BlockId) -> bool {
         assert!(block != BlockId::NULL, "the null block is never held");
         let count = self.links[block.index()].count;
-        assert!(count < FENCED - 1, "a fenced block cannot be acquired");
         if count == FREE {
             self.unlink(block);
         }
@@ -124,34 +110,13 @@ impl BlockPool {
     /// When nobody holds the block.
     pub fn release(&mut self, block: BlockId, keep: bool) -> bool {
         let count = self.links[block.index()].count;
-        assert!(count != FREE && count != FENCED, "only a referenced block can be released");
+        assert!(count != FREE, "only a referenced block can be released");
         self.links[block.index()].count = count - 1;
         if count > 1 {
             return false;
         }
         self.link(block, keep);
         true
-    }
-
-    /// Turn a block with one holder into a fenced one.
-    ///
-    /// # Panics
-    /// When the block does not have exactly one holder.
-    pub fn fence(&mut self, block: BlockId) {
-        assert!(self.links[block.index()].count == 1, "only a block with one holder can be fenced");
-        self.links[block.index()].count = FENCED;
-        self.fenced += 1;
-    }
-
-    /// The other stream is done: the block becomes free.
-    ///
-    /// # Panics
-    /// When the block is not fenced.
-    pub fn unfence(&mut self, block: BlockId, keep: bool) {
-        assert!(self.links[block.index()].count == FENCED, "only a fenced block can be unfenced");
-        self.links[block.index()].count = FREE;
-        self.fenced -= 1;
-        self.link(block, keep);
     }
 
     /// The free blocks, in the order they will be taken.
@@ -183,7 +148,6 @@ impl BlockPool {
             }
             at = next;
         }
-        let mut fenced = 0;
         for (i, links) in self.links.iter().enumerate().skip(1) {
             if on_list[i] != (links.count == FREE) {
                 return Err(format!(
@@ -191,14 +155,10 @@ impl BlockPool {
                     links.count, on_list[i]
                 ));
             }
-            fenced += usize::from(links.count == FENCED);
         }
         let free = on_list.iter().filter(|&&on| on).count();
-        if free != self.free || fenced != self.fenced {
-            return Err(format!(
-                "pool: counts {} free and {} fenced blocks, there are {free} and {fenced}",
-                self.free, self.fenced
-            ));
+        if free != self.free {
+            return Err(format!("pool: counts {} free blocks, there are {free}", self.free));
         }
         Ok(())
     }

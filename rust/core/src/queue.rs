@@ -88,11 +88,11 @@ impl Queue {
 
 /// Which running sequence will index which node next: by the hash of (parent node, tokens).
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Promises {
+pub(crate) struct InFlightPrefixes {
     table: HashTable<(u64, SequenceId)>,
 }
 
-impl Promises {
+impl InFlightPrefixes {
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }

@@ -1,6 +1,6 @@
 //! The block pool against counts in a map and a free list in a vector.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use octavo_core::block::BlockId;
 use octavo_core::pool::{BlockPool, BlockState};
@@ -12,8 +12,6 @@ enum Operation {
     Take,
     Acquire(Index),
     Release(Index, bool),
-    Fence(Index),
-    Unfence(Index, bool),
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
@@ -21,8 +19,6 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => Just(Operation::Take),
         2 => any::<Index>().prop_map(Operation::Acquire),
         4 => any::<(Index, bool)>().prop_map(|(index, keep)| Operation::Release(index, keep)),
-        1 => any::<Index>().prop_map(Operation::Fence),
-        1 => any::<(Index, bool)>().prop_map(|(index, keep)| Operation::Unfence(index, keep)),
     ]
 }
 
@@ -30,7 +26,6 @@ fn operation() -> impl Strategy<Value = Operation> {
 struct Model {
     free: Vec<u32>,
     counts: BTreeMap<u32, u32>,
-    fenced: BTreeSet<u32>,
 }
 
 impl Model {
@@ -57,7 +52,7 @@ proptest! {
     ) {
         let mut pool = BlockPool::new(num_blocks);
         let mut model = Model {
-            free: (1..num_blocks as u32).collect(), counts: BTreeMap::new(), fenced: BTreeSet::new(),
+            free: (1..num_blocks as u32).collect(), counts: BTreeMap::new(),
         };
         for operation in operations {
             match operation {
@@ -69,7 +64,7 @@ proptest! {
                     }
                 }
                 Operation::Acquire(index) => {
-                    if let Some(block) = pick(index, 1..num_blocks as u32).filter(|b| !model.fenced.contains(b)) {
+                    if let Some(block) = pick(index, 1..num_blocks as u32) {
                         prop_assert_eq!(pool.acquire(BlockId(block)), !model.counts.contains_key(&block));
                         model.free.retain(|&free| free != block);
                         *model.counts.entry(block).or_insert(0) += 1;
@@ -87,30 +82,13 @@ proptest! {
                         }
                     }
                 }
-                Operation::Fence(index) => {
-                    let single = model.counts.iter().filter(|entry| *entry.1 == 1).map(|entry| *entry.0);
-                    if let Some(block) = pick(index, single) {
-                        pool.fence(BlockId(block));
-                        model.counts.remove(&block);
-                        model.fenced.insert(block);
-                    }
-                }
-                Operation::Unfence(index, keep) => {
-                    if let Some(block) = pick(index, model.fenced.iter().copied()) {
-                        pool.unfence(BlockId(block), keep);
-                        model.fenced.remove(&block);
-                        model.put_back(block, keep);
-                    }
-                }
             }
             pool.check().map_err(TestCaseError::fail)?;
             prop_assert_eq!(pool.free_blocks().map(|block| block.0).collect::<Vec<_>>(), model.free.clone());
             prop_assert_eq!(pool.num_free(), model.free.len());
-            prop_assert_eq!(pool.num_fenced(), model.fenced.len());
             for block in 1..num_blocks as u32 {
                 let expected = match model.counts.get(&block) {
                     Some(&count) => BlockState::Referenced(count),
-                    None if model.fenced.contains(&block) => BlockState::Fenced,
                     None => BlockState::Free,
                 };
                 prop_assert_eq!(pool.state(BlockId(block)), expected);

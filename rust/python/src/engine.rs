@@ -1,13 +1,14 @@
-//! The core: `Core`, `StepPlan` and `Frame`.
+//! The core: `Core`, `StepPlan` and `StepOutput`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard};
 
 use octavo_core::block::Slot;
+use octavo_core::plan::{COUNTS, NUM_ARENAS, NUM_COUNTS, PARAM_LEN};
 use octavo_core::{Config, Error, Policy, RequestSpec, Sampling};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::arenas::Arenas;
 use crate::errors::{octavo_error, request_error};
@@ -42,7 +43,6 @@ step_plan_getters!(
     num_logits: usize,
     num_table_updates: usize,
     num_block_copies: usize,
-    num_swaps: usize,
     num_param_updates: usize,
     num_biases: usize,
     num_groups: usize,
@@ -53,7 +53,7 @@ step_plan_getters!(
 
 /// The outputs of one committed step; every array as little-endian bytes.
 #[pyclass(frozen, get_all, module = "octavo._core")]
-pub(crate) struct Frame {
+pub(crate) struct StepOutput {
     num_events: usize,
     request_ids: Py<PyBytes>,
     sample_indices: Py<PyBytes>,
@@ -67,8 +67,8 @@ pub(crate) struct Frame {
     started: Py<PyBytes>,
 }
 
-impl Frame {
-    fn new(py: Python<'_>, frame: &octavo_core::Frame) -> PyResult<Self> {
+impl StepOutput {
+    fn new(py: Python<'_>, frame: &octavo_core::StepOutput) -> PyResult<Self> {
         let ints = |values: &[i32]| int32_bytes(py, values);
         Ok(Self {
             num_events: frame.len(),
@@ -86,7 +86,7 @@ impl Frame {
     }
 }
 
-impl Frame {
+impl StepOutput {
     /// Request, answer and token of each event.
     pub(crate) fn events(&self, py: Python<'_>) -> Vec<(i64, usize, u32)> {
         let requests = self.request_ids.as_bytes(py).as_chunks::<8>().0;
@@ -375,7 +375,7 @@ impl Core {
         Ok(plan.map_err(|error| python_error(&error))?.map(StepPlan))
     }
 
-    fn commit(&self, py: Python<'_>, step: u64) -> PyResult<Frame> {
+    fn commit(&self, py: Python<'_>, step: u64) -> PyResult<StepOutput> {
         let frame = self.with(|inner| {
             let (core, arenas) = inner.arenas()?;
             let sampled = match core.oldest_open() {
@@ -383,7 +383,7 @@ impl Core {
                 None => &[],
             };
             match core.commit(step, sampled) {
-                Ok(frame) => Frame::new(py, frame).map(Ok),
+                Ok(frame) => StepOutput::new(py, frame).map(Ok),
                 Err(error) => Ok(Err(error)),
             }
         })?;
@@ -445,7 +445,11 @@ impl Core {
 
 /// Add this file's classes and functions to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("NUM_ARENAS", NUM_ARENAS)?;
+    module.add("PARAM_LEN", PARAM_LEN)?;
+    module.add("NUM_COUNTS", NUM_COUNTS)?;
+    module.add("COUNTS", PyTuple::new(module.py(), COUNTS)?)?;
     module.add_class::<StepPlan>()?;
-    module.add_class::<Frame>()?;
+    module.add_class::<StepOutput>()?;
     module.add_class::<Core>()
 }

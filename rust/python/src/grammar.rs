@@ -9,7 +9,7 @@ use octavo_grammar::{BadWords, Error, Kind, Rules};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::engine::Frame;
+use crate::engine::StepOutput;
 use crate::errors::{octavo_error, request_error};
 use crate::pointers::slice_mut;
 use crate::text::TokenTable;
@@ -163,7 +163,7 @@ impl Constraints {
         })
     }
 
-    fn advance(&self, py: Python<'_>, frame: &Frame) -> PyResult<Vec<(usize, String)>> {
+    fn advance(&self, py: Python<'_>, frame: &StepOutput) -> PyResult<Vec<(usize, String)>> {
         let events = frame.events(py);
         detached(py, || self.lock().advance(events))
     }
