@@ -15,7 +15,7 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.gc_policy import set_aside
 from octavo.engine.loop_builder import load_tokenizer
 from octavo.loading.resolve import resolve_model
-from octavo.server.lifecycle import serve
+from octavo.server.lifecycle import Events, serve
 from octavo.server.transport.listen import bind
 
 WORKER = (sys.executable, str(Path(__file__).with_name("worker.py")))
@@ -40,7 +40,7 @@ async def _serve(options: argparse.Namespace) -> None:
         _start(options.steps_per_s, options.tokenizer),
         names=("fake",),
         grace=0.1,
-        on_ready=ready,
+        events=Events(ready=ready),
     )
 
 

@@ -104,7 +104,7 @@ def test_a_key_on_the_command_line_is_taken_with_a_warning() -> None:
         (["--root-path", "llm"], 2, "error: --root-path"),
         (["--max-queue-requests", "0"], 2, "error: --max-queue-requests: 0"),
         (["--api-key", "short"], 2, "8 to 512"),
-        (["--otlp-traces-endpoint", "xx"], 2, "error: --otlp-traces-endpoint: 'xx' is no address of a collector"),
+        (["--otlp-traces-endpoint", "xx"], 2, "error: --otlp-traces-endpoint: 'xx' is not the URL of a collector"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_a_model_is_loaded(

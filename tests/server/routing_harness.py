@@ -12,7 +12,7 @@ import uvloop
 from octavo.config import EngineConfig
 from octavo.server.access.api_keys import KeyRing
 from octavo.server.admin.routes import AdminKeys, create_admin_app
-from octavo.server.lifecycle import serve
+from octavo.server.lifecycle import Events, serve
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from octavo.server.transport.listen import bind
@@ -52,7 +52,7 @@ class Routed:
             await serve(
                 listener,
                 grace=0.2,
-                on_ready=lambda served: self._ready.set(),
+                events=Events(ready=lambda served: self._ready.set()),
                 state=self.state,
                 signals=False,
                 admin=(admin, create_admin_app(self.state, AdminKeys(ADMIN_KEY, self.state.keys))),

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import uvloop
 from octavo.server.app import create_app
-from octavo.server.lifecycle import serve
+from octavo.server.lifecycle import Events, serve
 from octavo.server.state import ServerState
 from octavo.server.transport.listen import bind
 from starlette.applications import Starlette
@@ -45,7 +45,7 @@ class Running:
                 start(),
                 names=("fake", "org/alias"),
                 grace=0.2,
-                on_ready=lambda served: self._ready.set(),
+                events=Events(ready=lambda served: self._ready.set()),
                 state=state,
                 signals=False,
             )

@@ -13,7 +13,7 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.server.access.api_keys import KeyRing
-from octavo.server.lifecycle import serve
+from octavo.server.lifecycle import Events, serve
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from octavo.server.transport.listen import bind
@@ -34,7 +34,7 @@ async def serving(keys: KeyRing, **settings: Any) -> AsyncIterator[str]:
             grace=0.1,
             state=ServerState(ServerSettings(**settings), keys=keys),
             signals=False,
-            on_ready=lambda _: ready.set(),
+            events=Events(ready=lambda _: ready.set()),
         )
     )
     try:

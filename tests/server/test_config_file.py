@@ -102,22 +102,22 @@ def test_what_the_command_line_names_goes_before_the_file(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[server", "is no TOML"),
-        ("[sever]", "sever: there is no such key; did you mean server?"),
-        ("server = 3", r"server: 3 is no table; write \[server\]"),
-        ("[server]\nprot = 1", "server.prot: there is no such key; did you mean port?"),
-        ("[server]\nport = '80'", "server.port: '80' is not a whole number"),
-        ("[server]\nport = true", "server.port: True is not a whole number"),
+        ("[server", "is not valid TOML"),
+        ("[sever]", "sever: this key does not exist; did you mean server?"),
+        ("server = 3", r"server: 3 is not a table; write \[server\]"),
+        ("[server]\nprot = 1", "server.prot: this key does not exist; did you mean port?"),
+        ("[server]\nport = '80'", "server.port: '80' is not an integer"),
+        ("[server]\nport = true", "server.port: True is not an integer"),
         ("[server]\nidle_unload = -1", "server.idle_unload: -1.0 is not a number of seconds"),
         ("[server]\nautoload = 'yes'", r"server\..*bool.*autoload"),
         ("[server]\nmodel_memory = 'much'", "server.model_memory: 'much' is no size"),
-        ("[defaults]\nmax_num_sqs = 1", "defaults.max_num_sqs: there is no such key; did you mean max_num_seqs?"),
-        ("[models]\nm = '/x'", "models.m: '/x' is no table"),
+        ("[defaults]\nmax_num_sqs = 1", "defaults.max_num_sqs: this key does not exist; did you mean max_num_seqs?"),
+        ("[models]\nm = '/x'", "models.m: '/x' is not a table"),
         ("[models.m]\ndtype = 'auto'", "models.m: .*missing required field `model`"),
         ("[models.m]\nmodel = 3", r"models.m: Expected `str`, got `int` - at `\$.model`"),
         ("[models.m]\nmodel = 'x'\nblock_size = 7", "models.m.block_size: 7"),
         ("[models.m]\nmodel = 'x'\ndtype = 'int3'", r"models.m.*dtype"),
-        ("[models.m]\nmodel = 'x'\nkeep_alive = nan", "models.m.keep_alive: nan is no number of seconds"),
+        ("[models.m]\nmodel = 'x'\nkeep_alive = nan", "models.m.keep_alive: nan is not a number of seconds"),
         ("[models.m]\nmodel = 'x'\nautostrat = true", "models.m.autostrat: .* did you mean autostart?"),
         ("[aliases]\na = 3", "aliases.a: 3 is neither a model nor a table"),
         ("[aliases]\na = { m = -1 }", "aliases.a: 'm' has the weight -1"),
@@ -140,7 +140,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_aliases_for_nothing(tmp_path: Path) -> None:
     made = plan([], written(tmp_path, "[models.m]\nmodel = 'x'\n[aliases]\na = 'n'"))
-    with pytest.raises(ConfigError, match=r"aliases.a: there is no model `n`; there are `m`"):
+    with pytest.raises(ConfigError, match=r"aliases.a: the model `n` does not exist; the models are `m`"):
         populate(registry(Engines()), made.models, made.aliases)
 
 
@@ -159,7 +159,7 @@ def test_models_of_the_command_line(tmp_path: Path) -> None:
         plan(["demo", "other"], served_model_name=("one",))
     with pytest.raises(typer.BadParameter, match="no model is named"):
         plan([])
-    with pytest.raises(ConfigError, match="`demo` is given twice; write NAME=MODEL"):
+    with pytest.raises(ConfigError, match="`demo` appears twice; write NAME=MODEL"):
         populate(registry(Engines()), plan(["demo", "demo"]).models, {})
 
 

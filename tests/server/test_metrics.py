@@ -21,9 +21,9 @@ from octavo.engine.outputs import OutputDelta
 from octavo.errors import CapacityExceeded, ConfigError
 from octavo.sampling_params import SamplingParams
 from octavo.server.access.api_keys import KeyRing
+from octavo.server.observability.metric_types import MAX_HISTOGRAMS, MAX_SERIES, Family
 from octavo.server.observability.metrics import Metrics
 from octavo.server.observability.request_record import RequestRecord
-from octavo.server.observability.series import MAX_HISTOGRAMS, MAX_SERIES, Family
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from prometheus_client import CollectorRegistry, Histogram

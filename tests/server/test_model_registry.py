@@ -18,7 +18,7 @@ from octavo.errors import (
     OctavoError,
 )
 from octavo.server.error_responses import EngineLoading, ModelUnavailable, ServerStopping
-from octavo.server.models.entry import ModelState
+from octavo.server.models.registry_entry import ModelState
 from registry_fakes import Engines, ask, eventually, registry, run
 from server_fakes import FakeEngine
 
@@ -171,7 +171,7 @@ def test_a_load_that_fails_is_told_without_its_secrets_and_not_tried_by_each_req
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a=a?fail=1")
-        with pytest.raises(ModelUnavailable, match="could not be loaded; the server's log says why") as refused:
+        with pytest.raises(ModelUnavailable, match="could not be loaded; see the server's log") as refused:
             await models.acquire("a")
         assert "secret" not in str(refused.value)
         assert "the model a could not be loaded: model: there is no 'a' in /secret" in caplog.text
@@ -280,7 +280,7 @@ def test_another_variant_stands_in_for_one_that_cannot_answer() -> None:
         ({"a": -1}, "has the weight -1"),
         ({"a": float("inf")}, "has the weight inf"),
         ({"a": True}, "has the weight True"),
-        ({"aa": 1}, r"there is no model `aa` \(did you mean `a`\?\)"),
+        ({"aa": 1}, r"the model `aa` does not exist \(did you mean `a`\?\)"),
     ],
 )
 def test_bad_aliases_change_nothing(weights: dict[str, float], message: str) -> None:
@@ -595,7 +595,7 @@ def test_a_model_that_is_removed_is_unknown_at_once_and_leaves_no_engine() -> No
         await asyncio.sleep(0)
         with pytest.raises(ModelNotServed, match="`a` does not exist"):
             await models.acquire("a")
-        with pytest.raises(ConfigError, match="there is no model `a`"):
+        with pytest.raises(ConfigError, match="the model `a` does not exist"):
             models.set_alias("x", {"a": 1})
         assert [entry.id for entry in models.loaded] == ["a"]
         release()
@@ -628,13 +628,13 @@ def test_registering_again() -> None:
         models.register("a", EngineConfig(model="other"))
         await models.load("a")
         models.register("a", EngineConfig(model="other"))
-        with pytest.raises(ConfigError, match=r"`a` is ready with other settings; unload it, .* such as `a@2`"):
+        with pytest.raises(ConfigError, match=r"`a` is ready with other settings; unload it, .* for example `a@2`"):
             models.register("a", EngineConfig(model="a"))
-        with pytest.raises(ConfigError, match="is no name for a model"):
+        with pytest.raises(ConfigError, match="is not a model name"):
             models.register("a\nb", EngineConfig(model="a"))
         for number in range(254):
             models.register(f"m{number}", EngineConfig(model="m"))
-        with pytest.raises(ConfigError, match="256 models are known"):
+        with pytest.raises(ConfigError, match="the limit of 256 models is reached"):
             models.register("one more", EngineConfig(model="m"))
 
     run(work())

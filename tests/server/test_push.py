@@ -20,7 +20,7 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.client import EngineClient
 from octavo.engine.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams
-from octavo.server.lifecycle import serve
+from octavo.server.lifecycle import Events, serve
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.state import ServerState
 from octavo.server.transport.http_protocol import ChunkSender
@@ -169,7 +169,7 @@ async def served(model: str, send_buffer: int = 0) -> AsyncIterator[tuple[int, A
             grace=0.1,
             state=state,
             signals=False,
-            on_ready=lambda _: ready.set(),
+            events=Events(ready=lambda _: ready.set()),
         )
     )
     try:

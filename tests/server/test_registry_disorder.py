@@ -10,8 +10,8 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.errors import ModelNotServed, OctavoError
 from octavo.server.error_responses import EngineLoading, ModelUnavailable, ServerStopping
-from octavo.server.models.entry import ModelState
 from octavo.server.models.registry import ModelRegistry
+from octavo.server.models.registry_entry import ModelState
 from registry_fakes import Engines, eventually, registry, run
 from server_fakes import FakeEngine
 

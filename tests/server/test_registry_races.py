@@ -11,7 +11,7 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.errors import InvalidRequest, ModelNotFound, ModelNotServed
 from octavo.server.error_responses import ModelFailed, ModelUnavailable, ServerStopping
-from octavo.server.models.entry import ModelState
+from octavo.server.models.registry_entry import ModelState
 from registry_fakes import Engines, ask, eventually, registry, run
 
 # -------------------------------------------------------- loads that fail
@@ -83,7 +83,7 @@ def test_requests_have_a_failed_model_tried_less_and_less_often(monkeypatch: pyt
         now = 1000.0
         # The entry's clock alone: the event loop keeps its own, or the test's deadline would pass with it.
         clock = SimpleNamespace(monotonic=lambda: now, time=time.time)
-        monkeypatch.setattr("octavo.server.models.entry.time", clock)
+        monkeypatch.setattr("octavo.server.models.registry_entry.time", clock)
         pauses = []
         for _ in range(8):
             with pytest.raises(ModelFailed) as failed:
@@ -91,7 +91,7 @@ def test_requests_have_a_failed_model_tried_less_and_less_often(monkeypatch: pyt
             pauses.append(failed.value.retry_after)
             attempts = len(engines.attempts)
             now += pauses[-1] - 1
-            with pytest.raises(ModelFailed, match="a request that comes in 1 s or later has it tried again"):
+            with pytest.raises(ModelFailed, match="a request in 1 s or later loads it again"):
                 await ask(models, "a")
             assert len(engines.attempts) == attempts
             now += 1

@@ -26,7 +26,7 @@ def test_an_alias_set_during_a_swap_stays() -> None:
         began = time.monotonic()
         models.set_alias("m", {"other": 1})
         assert time.monotonic() - began < 0.05
-        with pytest.raises(ModelConflict, match="`m` was given to `other` while `m@v2` was loaded, and stays so"):
+        with pytest.raises(ModelConflict, match="`m` was set to `other` while `m@v2` was loaded, and stays so"):
             await swap
         assert models.aliases == {"m": {"other": 1}}
         assert await ask(models, "m") == "other"
@@ -208,9 +208,9 @@ def test_a_version_that_has_answered_stays_what_it_is() -> None:
         models = registry(engines, "m@v1", "plain")
         await models.load("m")
         await models.swap("m", "m@v2", EngineConfig(model="two"), wait=True)
-        with pytest.raises(ConfigError, match=r"to: `m@v1` is another model already; .* such as `m@2`"):
+        with pytest.raises(ConfigError, match=r"to: `m@v1` is already another model; .* for example `m@2`"):
             await models.swap("m", "m@v1", EngineConfig(model="three"))
-        with pytest.raises(ConfigError, match=r"`m@v1` has answered from another model; .* or remove that one first"):
+        with pytest.raises(ConfigError, match=r"`m@v1` has served another model; .* or remove that one"):
             await models.load("m@v1", EngineConfig(model="three"))
         assert await ask(models, "m") == "m@v2"
         # Other settings of the same model are nothing new, and a name without version may be given to another.
@@ -232,9 +232,9 @@ def test_the_id_of_a_version_is_no_name_for_another_model() -> None:
         models = registry(engines, "m@v1", "m@v2")
         models.set_alias("chat", {"m@v1": 1, "m@v2": 1})
         await models.load("m@v2")
-        with pytest.raises(InvalidRequest, match=r"`m@v2` is one version .*, which stays what it is; .* \(`chat`\)"):
+        with pytest.raises(InvalidRequest, match=r"`m@v2` is one version .* and cannot be swapped; .* \(`chat`\)"):
             await models.swap("m@v2", "m@v3", EngineConfig(model="three"))
-        with pytest.raises(ConfigError, match=r"aliases\.m@v2: is the id of one version of a model"):
+        with pytest.raises(ConfigError, match=r"aliases\.m@v2: this is the id of a model version"):
             models.set_alias("m@v2", {"m@v1": 1})
         assert models.names == ["m@v1", "m@v2", "m", "chat"]
         assert engines.open == ["m@v2"]
@@ -290,7 +290,7 @@ def test_a_model_is_not_given_the_name_of_an_alias() -> None:
         models = registry(Engines(), "m@v1")
         for name in ("m", "chat"):
             models.set_alias(name, {"m@v1": 1})
-            with pytest.raises(ConfigError, match=f"`{name}` is an alias of `m@v1`, .* such as `{name}@2`"):
+            with pytest.raises(ConfigError, match=f"`{name}` is an alias of `m@v1` .* for example `{name}@2`"):
                 await models.load(name, EngineConfig(model="x"))
         assert models.names == ["m@v1", "m", "chat"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from octavo.server.access.api_keys import KeyRing
-from octavo.server.models.entry import ModelState
+from octavo.server.models.registry_entry import ModelState
 from routing_harness import Routed, versions
 from server_fakes import answer
 

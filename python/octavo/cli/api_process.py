@@ -32,8 +32,8 @@ from octavo.log_format import log_complaints
 from octavo.server.access.api_keys import KeyRing
 from octavo.server.apis.metrics import exposition
 from octavo.server.config_file import ModelPlan, populate
-from octavo.server.ipc import Talk, TalkEnded
-from octavo.server.lifecycle import serve
+from octavo.server.ipc import Channel, ChannelClosed
+from octavo.server.lifecycle import Events, serve
 from octavo.server.models.aliases import Alias
 from octavo.server.models.engine_start import Progress
 from octavo.server.observability.logs import configure_logging
@@ -97,7 +97,7 @@ class _Connector:
 class _Parent:
     """The process that started this one, as the server's routes know it."""
 
-    def __init__(self, talk: Talk, state: ServerState) -> None:
+    def __init__(self, talk: Channel, state: ServerState) -> None:
         self._talk = talk
         self._state = state
 
@@ -109,12 +109,12 @@ class _Parent:
         """Of all processes."""
         try:
             return msgspec.msgpack.decode(await self._talk.ask("running"), type=int)
-        except TalkEnded:
+        except ChannelClosed:
             return self._state.num_running
 
     async def ended(self, finished: int, aborted: int) -> None:
         """Tell how this process's last answers ended."""
-        with contextlib.suppress(TalkEnded):
+        with contextlib.suppress(ChannelClosed):
             await self._talk.ask("ended", msgspec.msgpack.encode((finished, aborted)), timeout=_LAST_WORDS_S)
 
 
@@ -132,7 +132,7 @@ async def _run(listener: socket.socket, talk_socket: socket.socket, asks: socket
         return b"" if state is None else await exposition(state, engines=False)
 
     reader, writer = await asyncio.open_unix_connection(sock=talk_socket)
-    talk = Talk(reader, writer, answer)
+    talk = Channel(reader, writer, answer)
     talking = asyncio.ensure_future(talk.run())
     brief = msgspec.msgpack.decode(await talk.ask("brief", timeout=30), type=Brief)
     options = msgspec.msgpack.decode(brief.options, type=ServeOptions)
@@ -171,8 +171,7 @@ async def _run(listener: socket.socket, talk_socket: socket.socket, asks: socket
             grace=options.shutdown_timeout,
             drain_delay=brief.drain_delay,
             log_level=options.uvicorn_log_level,
-            on_ready=ready,
-            on_end=end,
+            events=Events(ready=ready, end=end),
             state=state,
         )
         await parent.ended(*last)

@@ -21,7 +21,7 @@ from octavo.engine.protocol import ErrorRecord
 from octavo.engine.supervisor import SupervisedEngine
 from octavo.errors import EngineDead, OctavoError
 from octavo.log_relay import StandardError, relayed
-from octavo.server.ipc import Talk, TalkEnded, merge_metrics
+from octavo.server.ipc import Channel, ChannelClosed, merge_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -78,7 +78,7 @@ class _Child:
         self.listener = listener
         self.process: asyncio.subprocess.Process | None = None
         self.output: StandardError | None = None
-        self.talk: Talk | None = None
+        self.talk: Channel | None = None
         self.asks: socket.socket | None = None
 
 
@@ -174,7 +174,7 @@ class ApiProcesses:
             return 0
         try:
             return msgspec.msgpack.decode(await child.talk.ask("running", timeout=_COUNT_TIMEOUT_S), type=int)
-        except (TalkEnded, msgspec.DecodeError):
+        except (ChannelClosed, msgspec.DecodeError):
             return 0
 
     async def _metrics_of(self, child: _Child) -> bytes:
@@ -182,7 +182,7 @@ class ApiProcesses:
             return b""
         try:
             return await child.talk.ask("metrics")
-        except TalkEnded:
+        except ChannelClosed:
             return b""
 
     # -------------------------------------------------------- a child's life
@@ -227,7 +227,7 @@ class ApiProcesses:
             process.terminate()
         loop = asyncio.get_running_loop()
         reader, writer = await asyncio.open_unix_connection(sock=talk)
-        child.talk = Talk(reader, writer, functools.partial(self._answer, child))
+        child.talk = Channel(reader, writer, functools.partial(self._answer, child))
         loop.add_reader(child.asks, self._take_ask, child.asks)
         talking = loop.create_task(child.talk.run())
         try:

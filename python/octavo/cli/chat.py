@@ -26,7 +26,7 @@ _QUOTES = '"""'
 
 
 def chat_command(config: EngineConfig, system: str | None, sampling: Mapping[str, Any]) -> None:
-    """Talk until the end of standard input.
+    """Channel until the end of standard input.
 
     Args:
         config: the model.

@@ -192,7 +192,7 @@ async def _serve(
         from octavo.server.admin.routes import create_admin_app
         from octavo.server.apis.metrics import exposition
         from octavo.server.config_file import populate
-        from octavo.server.lifecycle import serve
+        from octavo.server.lifecycle import Events, serve
         from octavo.server.state import ServerState
 
         watchdog = None
@@ -225,10 +225,7 @@ async def _serve(
                 grace=options.shutdown_timeout,
                 drain_delay=delay,
                 log_level=options.uvicorn_log_level,
-                on_ready=announce,
-                on_stop=announcer.stopping,
-                on_wait=announcer.waiting,
-                on_end=announcer.stopped,
+                events=Events(announce, announcer.stopping, announcer.waiting, announcer.stopped),
                 state=state,
                 processes=processes,
                 early=early,

@@ -1,4 +1,4 @@
-"""A server from one file: its settings, its models and their names, in TOML.
+"""Configuration file of a server in TOML: its settings, its models and their names.
 
 [server]
 host = "0.0.0.0"
@@ -14,7 +14,7 @@ kv_cache_memory = "4GiB"       # any engine setting
 
 [models."chat@v2"]
 model = "/models/chat-v2"
-autostart = false              # loaded when it is asked for
+autostart = false              # loaded by its first request
 keep_alive = 600
 
 [aliases]
@@ -73,19 +73,19 @@ LISTEN_FIELDS: dict[str, type | tuple[type, ...]] = {
     "log_level": str,
     "api_key_file": str,
 }
-"""What `[server]` may hold besides `ServerSettings`: the command's own options."""
+"""Keys of `[server]` besides those of `ServerSettings`: options of the command."""
 
 
 class ModelPlan(msgspec.Struct, kw_only=True):
-    """A model to be registered.
+    """A model to register.
 
     Attributes:
         id: `name@version` or `name`.
         config: of its engine.
         aliases: further names.
-        autostart: load it before the server is ready; else when it is asked for.
-        keep_alive: idle seconds after which it is unloaded; None: the server's setting, negative: never.
-        pinned: never unload it to make room.
+        autostart: load it before the server is ready; else at its first request.
+        keep_alive: idle seconds after which it is unloaded; None for the server's setting, negative for never.
+        pinned: never unload it to free memory.
     """
 
     id: str
@@ -97,7 +97,7 @@ class ModelPlan(msgspec.Struct, kw_only=True):
 
 
 class ServeFile(msgspec.Struct, kw_only=True):
-    """What a file says.
+    """Contents of a configuration file.
 
     Attributes:
         listen: values of `LISTEN_FIELDS`.
@@ -121,7 +121,7 @@ class _ModelSection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
-    """An engine's settings from a file or a request; sizes may be texts such as `512MiB`.
+    """An engine's settings from a file or a request. Sizes may be strings such as `512MiB`.
 
     Raises:
         ConfigError: naming the setting, its value and the remedy.
@@ -134,7 +134,7 @@ def read_serve_file(path: str | Path, flags: Mapping[str, Any] | None = None) ->
 
     Args:
         path: of the file.
-        flags: engine settings from elsewhere, between the file's defaults and each model's own.
+        flags: engine settings of the command line. They override the file's defaults, not a model's own settings.
 
     Raises:
         ConfigError: naming the file, the key, its value and the remedy.
@@ -162,19 +162,19 @@ def _parse(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
         if len(data) > _MAX_FILE_BYTES:
-            raise ConfigError(f"config: {path} is longer than {_MAX_FILE_BYTES} bytes")
+            raise ConfigError(f"config: {path} is longer than the limit of {_MAX_FILE_BYTES} bytes")
         document: dict[str, Any] = tomllib.loads(data.decode())
     except OSError as error:
         raise ConfigError(f"config: {path} cannot be read ({error.strerror}); name a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config: {path} is no TOML: {error}") from None
+        raise ConfigError(f"config: {path} is not valid TOML: {error}") from None
     return document
 
 
 def _table(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     table = document.get(name, {})
     if not isinstance(table, dict):
-        raise ConfigError(f"{name}: {table!r} is no table; write [{name}]")
+        raise ConfigError(f"{name}: {table!r} is not a table; write [{name}]")
     return table
 
 
@@ -182,8 +182,8 @@ def _known(place: str, table: Mapping[str, Any], names: Sequence[str]) -> None:
     for key in table:
         if key not in names:
             close = difflib.get_close_matches(key, names, 1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
-            raise ConfigError(f"{place}{key}: there is no such key; {hint}")
+            hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(names)}"
+            raise ConfigError(f"{place}{key}: this key does not exist; {hint}")
 
 
 def _under(place: str, work: Any) -> Any:
@@ -196,7 +196,7 @@ def _under(place: str, work: Any) -> Any:
 def _listen_value(key: str, value: Any) -> Any:
     wanted = LISTEN_FIELDS[key]
     if isinstance(value, bool) or not isinstance(value, wanted):
-        kind = "a text in quotes" if wanted is str else "a whole number" if wanted is int else "a number"
+        kind = "a string in quotes" if wanted is str else "an integer" if wanted is int else "a number"
         raise ConfigError(f"server.{key}: {value!r} is not {kind}")
     return value
 
@@ -220,14 +220,14 @@ def _with_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def engine_fields() -> tuple[str, ...]:
-    """Names of the settings of an engine that are given beside its model."""
+    """Names of an engine's settings, without its model."""
     return tuple(name for name in EngineConfig.__struct_fields__ if name not in ("model", "served_model_name"))
 
 
 def _model(id: str, section: Any, shared: Mapping[str, Any]) -> ModelPlan:
     place = f"models.{id}"
     if not isinstance(section, dict):
-        raise ConfigError(f'{place}: {section!r} is no table; write [models."{id}"] and model = "..." under it')
+        raise ConfigError(f'{place}: {section!r} is not a table; write [models."{id}"] and model = "..." below it')
     own = _ModelSection.__struct_fields__
     _known(f"{place}.", section, (*own, *engine_fields()))
     try:
@@ -236,7 +236,7 @@ def _model(id: str, section: Any, shared: Mapping[str, Any]) -> ModelPlan:
         raise ConfigError(f"{place}: {error}") from None
     if plan.keep_alive is not None and not math.isfinite(plan.keep_alive):
         raise ConfigError(
-            f"{place}.keep_alive: {plan.keep_alive} is no number of seconds; give one from 0 up, or -1 for no end"
+            f"{place}.keep_alive: {plan.keep_alive} is not a number of seconds; use 0 or more, or -1 for never"
         )
     engine = {key: value for key, value in section.items() if key not in own}
     config = _under(f"{place}.", lambda: engine_config({**shared, **engine, "model": plan.model}))
@@ -251,13 +251,13 @@ def _model(id: str, section: Any, shared: Mapping[str, Any]) -> ModelPlan:
 
 
 def divide_memory(plans: list[ModelPlan], most: int | None = None) -> list[ModelPlan]:
-    """Models that say nothing of memory share it: each load takes its part of what is free by then.
+    """Divide the memory evenly among models without memory settings: each load takes its share of the free memory.
 
-    Without this the first of several models on one device would leave nothing to the next.
+    Otherwise the first of several models on one device would leave nothing for the next.
 
     Args:
         plans: in the order of loading.
-        most: models that are loaded at once.
+        most: maximum number of models loaded at once.
     """
     default = EngineConfig(model="demo").gpu_memory_utilization
     silent = [
@@ -270,7 +270,7 @@ def divide_memory(plans: list[ModelPlan], most: int | None = None) -> list[Model
         return plans
     shares = {}
     for place, plan in enumerate(silent):
-        # Of the whole that was free at first each is to get default / count.
+        # Each gets default / count of the memory that was free at first.
         taken = min(place, count - 1) * default / count
         shares[plan.id] = round(default / count / (1 - taken), 4)
     return [
@@ -284,19 +284,19 @@ def divide_memory(plans: list[ModelPlan], most: int | None = None) -> list[Model
 
 
 def populate(registry: ModelRegistry, plans: Sequence[ModelPlan], aliases: Mapping[str, Alias]) -> None:
-    """Make models and aliases known to a registry.
+    """Register models and aliases.
 
     Raises:
-        ConfigError: an id or alias given twice, or an alias for a model that is not there.
+        ConfigError: an id or alias that appears twice, or an alias for an unknown model.
     """
     table: dict[str, Alias] = {}
     for plan in plans:
         if any(plan.id == entry.id for entry in registry.entries):
-            raise ConfigError(f"models: `{plan.id}` is given twice; write NAME=MODEL to tell models apart")
+            raise ConfigError(f"models: `{plan.id}` appears twice; write NAME=MODEL to give models different names")
         registry.register(plan.id, plan.config, keep_alive=plan.keep_alive, pinned=plan.pinned, at_start=plan.autostart)
         for name in plan.aliases:
             if name in table:
-                raise ConfigError(f"aliases: `{name}` is given to two models; use a table of weights under [aliases]")
+                raise ConfigError(f"aliases: `{name}` leads to two models; use a table of weights under [aliases]")
             table[name] = Alias(name, {plan.id: 1})
     known = {name: Alias(name, weights) for name, weights in registry.aliases.items()}
     registry.set_aliases({**known, **table, **aliases})

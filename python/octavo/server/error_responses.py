@@ -1,4 +1,4 @@
-"""From an exception to an HTTP status and OpenAI's error object, in one table."""
+"""Error responses: the table from exceptions to HTTP statuses and OpenAI's error objects."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ logger = logging.getLogger("octavo.server")
 
 
 class BodyTooLarge(InvalidRequest):
-    """The request's body is longer than the server reads."""
+    """The request's body is longer than the limit."""
 
 
 class MalformedRequest(InvalidRequest):
-    """The request is no HTTP, or no such as can be told apart from the next one."""
+    """The request is not valid HTTP, or its end is ambiguous."""
 
 
 class HeadTooLarge(InvalidRequest):
-    """The request's headers are longer, or more, than the server reads."""
+    """The request has too many headers, or too long ones."""
 
 
 class UriTooLong(InvalidRequest):
-    """The request's URL is longer than the server reads."""
+    """The request's URL is longer than the limit."""
 
 
 class RequestTimeout(InvalidRequest):
@@ -65,14 +65,14 @@ class EngineLoading(OctavoError):
 
 
 class ModelUnavailable(OctavoError):
-    """The model is known and cannot answer: it is not loaded, or its load failed."""
+    """The model exists but cannot answer: it is not loaded, or its load failed."""
 
 
 class ModelFailed(ModelUnavailable):
     """The model's load failed.
 
     Attributes:
-        retry_after: seconds until a request may have it tried again; None: no request may.
+        retry_after: seconds until a request may load it again; None if no request may.
     """
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
@@ -81,34 +81,34 @@ class ModelFailed(ModelUnavailable):
 
 
 class ModelConflict(OctavoError):
-    """A command about models that a later one has overtaken."""
+    """A later command about models contradicts this one."""
 
 
 class ResponseNotFound(OctavoError):
-    """A response that would have to have been stored."""
+    """There is no such response, as responses are not stored."""
 
 
 class ServerStopping(OctavoError):
-    """The server is shutting down and ends what still runs."""
+    """The server is shutting down."""
 
 
 class Unauthorized(OctavoError):
-    """No valid API key came with the request."""
+    """The request has no valid API key."""
 
 
 class Forbidden(OctavoError):
-    """The API key does not open what was asked for."""
+    """The API key does not have the necessary scope."""
 
 
 class HostNotAllowed(OctavoError):
-    """The Host header names a host that is not served here."""
+    """The Host header names a host that is not allowed."""
 
 
 class _TryLater(OctavoError):
-    """Refused for now.
+    """The request is refused for now.
 
     Attributes:
-        retry_after: seconds until another try is worth it, guessed.
+        retry_after: estimated seconds until a retry may succeed.
     """
 
     def __init__(self, message: str, retry_after: float) -> None:
@@ -117,18 +117,18 @@ class _TryLater(OctavoError):
 
 
 class QueueFull(_TryLater):
-    """As many requests or tokens wait as may."""
+    """The maximum number of requests or tokens is waiting."""
 
 
 class QueueTimeout(_TryLater):
-    """The request's time was over before its turn came."""
+    """The request's deadline passed in the queue."""
 
 
 class ConcurrencyExceeded(_TryLater):
-    """The API key has as many requests under way as it may."""
+    """The API key runs its maximum number of requests."""
 
 
-# The first class that matches decides: status, `type`, `code`, headers.
+# Status, `type`, `code` and headers of each class. The first class that matches counts.
 _RETRY = {"retry-after": "1"}
 _NO_RETRY = {"x-should-retry": "false"}
 _CLOSE = {"connection": "close"}
@@ -161,10 +161,10 @@ _TABLE: tuple[tuple[type[BaseException], int, str, str | None, dict[str, str]], 
 
 
 def describe(error: BaseException) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """What to answer when a request ends with `error`.
+    """The response to a request that ends with `error`.
 
     Args:
-        error: one of ours gives its own message; anything else is logged whole and answered without details.
+        error: an `OctavoError` is shown with its message. Any other is logged and shown without details.
 
     Returns:
         (status, {"error": {...}}, extra headers).
@@ -175,7 +175,7 @@ def describe(error: BaseException) -> tuple[int, dict[str, Any], dict[str, str]]
         message = str(error)
     else:
         logger.error("a request failed", exc_info=error)
-        message = "The server failed to answer this request; its log says why."
+        message = "The server failed to answer this request; see its log"
     field = getattr(error, "field", None)
     headers = dict(headers)
     if isinstance(error, _TryLater | EngineRestarting | ModelFailed) and error.retry_after is not None:

@@ -1,4 +1,4 @@
-"""What the processes of one server say to each other: over a socket pair each, parent and child, both may ask."""
+"""Messages between the processes of one server. Parent and child share a socket pair, and both may send requests."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Protocol
 
 import msgspec
 
-__all__ = ["Siblings", "Talk", "TalkEnded", "merge_metrics"]
+__all__ = ["Channel", "ChannelClosed", "PeerProcesses", "merge_metrics"]
 
 _HEADER = struct.Struct("<I")
 _MAX_BYTES = 1 << 26
-# Gauges that say the same of every process, or nothing that has a sum.
+# Gauges that are the same in all processes, or have no meaningful sum.
 _SAME_IN_ALL = ("_info", "_start_time_seconds", "_state", "_config_info")
 
 
-class TalkEnded(Exception):
-    """The other process has gone, or did not answer in time."""
+class ChannelClosed(Exception):
+    """The other process has ended, or did not answer in time."""
 
 
-class Siblings(Protocol):
-    """The other processes that answer on the same port."""
+class PeerProcesses(Protocol):
+    """The other processes on the same port."""
 
     async def metrics(self) -> bytes:
-        """The text of `/metrics` of all processes together."""
+        """The sum of the `/metrics` texts of all processes."""
         ...
 
     async def running(self) -> int:
-        """Exchanges that all processes answer, this one's too."""
+        """Requests that all processes answer, including this one's."""
         ...
 
 
@@ -39,13 +39,13 @@ class _Message(msgspec.Struct, array_like=True):
     data: bytes
 
 
-class Talk:
-    """One end: asks, and answers what it is asked.
+class Channel:
+    """One end of a channel: sends requests and answers those of the other end.
 
     Args:
         reader: of the socket.
         writer: of the socket.
-        answer: gives the answer to a question of some kind.
+        answer: answers a request of a kind with some data.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Talk:
         self._ended = False
 
     async def ask(self, kind: str, data: bytes = b"", *, timeout: float = 5.0) -> bytes:
-        """The other's answer.
+        """Send a request and return its answer.
 
         Raises:
-            TalkEnded: there is none.
+            ChannelClosed: there is no answer.
         """
         if self._ended:
-            raise TalkEnded("the other process has gone")
+            raise ChannelClosed("the other process has ended")
         self._last += 1
         number = self._last
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -78,12 +78,12 @@ class Talk:
             self._send(_Message(number, kind, data))
             return await asyncio.wait_for(future, timeout)
         except asyncio.TimeoutError:
-            raise TalkEnded(f"no answer to {kind!r} within {timeout:g} s") from None
+            raise ChannelClosed(f"no answer to {kind!r} within {timeout:g} s") from None
         finally:
             self._asked.pop(number, None)
 
     async def run(self) -> None:
-        """Take what comes until the other closes its end or sends what is no message."""
+        """Receive messages until the other end is closed or sends an invalid one."""
         try:
             while True:
                 (length,) = _HEADER.unpack(await self._reader.readexactly(4))
@@ -96,7 +96,7 @@ class Talk:
             self._ended = True
             for future in self._asked.values():
                 if not future.done():
-                    future.set_exception(TalkEnded("the other process has gone"))
+                    future.set_exception(ChannelClosed("the other process has ended"))
             for task in self._tasks:
                 task.cancel()
             self._writer.close()
@@ -129,10 +129,9 @@ class _Family:
 
 
 def merge_metrics(texts: Iterable[str]) -> str:
-    """Several processes' metrics as one: sums; of what cannot be summed (infos, times of a start) the first.
+    """Merge the metrics of several processes: sums, or the first value of what has no sum (infos, start times).
 
-    A counter of a process that was started again begins at 0, and so the sum falls: as when one process does, which
-    Prometheus takes for a reset.
+    If a process is restarted, its counters begin at 0 and the sums fall. Prometheus treats that as a reset.
     """
     families: dict[str, _Family] = {}
     for text in texts:

@@ -1,4 +1,4 @@
-"""Tells systemd where the server stands, where a unit of `Type=notify` started it."""
+"""Notifies systemd of the server's state, if a unit of `Type=notify` started it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["keep_watchdog", "notify"]
 
 
 def notify(state: str) -> bool:
-    """Send such as `READY=1` or `STOPPING=1`.
+    """Send a state such as `READY=1` or `STOPPING=1`.
 
     Returns:
-        False when nobody asked to be told, or nobody listens.
+        False if systemd does not expect notifications or does not listen.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
-    # An @ stands for the zero byte that begins an abstract name.
+    # A leading @ stands for the zero byte of an abstract socket name.
     path = address.replace("@", "\0", 1) if address.startswith("@") else address
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
@@ -31,19 +31,19 @@ def notify(state: str) -> bool:
 
 
 async def keep_watchdog(is_alive: Callable[[], bool]) -> None:
-    """Tell systemd that the server lives, twice as often as a unit with `WatchdogSec=` asks; for ever.
+    """Send systemd's watchdog notification twice in each `WatchdogSec=`, until cancelled.
 
-    Where the event loop stands still, or only a new process helps, systemd ends this one and starts another. Returns
-    where nobody asked.
+    If the event loop hangs, or only a restart helps, systemd restarts the server. Returns at once if the unit has no
+    watchdog.
 
     Args:
-        is_alive: what `/livez` answers.
+        is_alive: the result of `/livez`.
     """
     text = os.environ.get("WATCHDOG_USEC", "")
     if not text.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return
     while True:
-        # A word that is lost, as systemd was behind, is said again in time.
+        # A lost notification is repeated in time.
         if is_alive():
             notify("WATCHDOG=1")
         await asyncio.sleep(int(text) / 2e6)

@@ -1,4 +1,4 @@
-"""The settings of one server, all of which have a safe default."""
+"""Settings of a server. All have safe defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OVERRIDES = (
     "presence_penalty",
     "frequency_penalty",
 )
-_MAX_CONSTRAINT_BYTES = 1 << 18  # of the compiler
+_MAX_CONSTRAINT_BYTES = 1 << 18  # limit of the compiler
 _POSITIVE = (
     "max_body_bytes",
     "max_bodies_bytes",
@@ -51,52 +51,55 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     """How a server answers.
 
     Attributes:
-        max_body_bytes: of a request.
-        generation_config: what a request leaves open is as the model's makers recommend (`auto`), or as OpenAI says
-            (`vllm`).
-        override_generation_config: sampling fields that stand before the makers', as a JSON object, such as
-            `{"temperature": 0.6}`.
-        sse_keep_alive_seconds: a stream that is silent for so long sends a comment; 0 for never.
-        metrics_prefix: before the names of metrics that vLLM has too; `octavo_` gives all metrics one prefix.
-        metrics_old_names: show metrics that vLLM renamed under their old names as well.
-        access_log: a line a request.
-        log_prompts: characters of each request's body in its line; 0 for none, as bodies hold what users write.
-        otlp_traces_endpoint: OpenTelemetry collector (OTLP over HTTP) that gets a span a request; None for none.
+        max_body_bytes: of one request.
+        generation_config: sampling fields that a request omits come from the model's authors (`auto`) or from OpenAI's
+            defaults (`vllm`).
+        override_generation_config: sampling fields that take precedence over the authors', as a JSON object, for
+            example `{"temperature": 0.6}`.
+        sse_keep_alive_seconds: a stream that is silent for this time sends a comment; 0 for never.
+        metrics_prefix: of metrics that vLLM has too; `octavo_` gives all metrics one prefix.
+        metrics_old_names: show metrics that vLLM renamed under their former name too.
+        access_log: write a log line for each request.
+        log_prompts: characters of each request's body to log; 0 for none, as bodies hold what users write.
+        otlp_traces_endpoint: OpenTelemetry collector (OTLP over HTTP) that gets a span for each request; None for none.
 
-        autoload: a request for a model that is known and not loaded loads it.
-        model_load_wait: seconds that a request waits for its model to be loaded; 0: it is refused at once.
-        max_load_waiters: requests that wait for one model, at most.
-        model_load_timeout: seconds that a load may take.
+        autoload: a request may load a registered model.
+        model_load_wait: seconds that a request waits for its model to load; 0 to refuse it at once.
+        max_load_waiters: maximum number of requests that wait for one model.
+        model_load_timeout: maximum seconds of a load.
         model_drain_timeout: seconds that running requests get when their model is unloaded.
-        idle_unload: seconds without requests after which a model is unloaded; None: never.
-        max_loaded_models: at once; the least recently used makes room for the next.
-        model_memory: bytes of weights and KV cache of all loaded models; as above.
-        max_bodies_bytes: of all requests that are under way.
-        max_json_depth: of objects and arrays within each other in a body.
+        idle_unload: seconds without requests after which a model is unloaded; None for never.
+        max_loaded_models: maximum number of loaded models; the least recently used one is unloaded for the next.
+        model_memory: maximum bytes of weights and KV cache of all loaded models, likewise.
+        max_bodies_bytes: of all running requests.
+        max_json_depth: nesting of objects and arrays in a body.
         max_json_containers: objects and arrays in a body.
         max_messages: of a conversation.
         max_answers: prompts times `n` of a request.
         max_answer_tokens: prompts times `n` times `max_tokens` of a request.
-        max_stops: stop texts of a request.
-        max_stop_chars: characters of a stop text.
+        max_stops: stop strings of a request.
+        max_stop_chars: characters of a stop string.
         max_logit_bias: entries of `logit_bias`.
         max_bad_words: entries of `bad_words`.
-        max_constraint_bytes: of a schema, pattern, grammar or list of choices that an answer is to be held to.
-        metrics_public: `/metrics` answers without a key.
-        allowed_hosts: names that a Host header may carry; empty for loopback names, addresses and the bound host.
-        allowed_origins: pages that may ask from other origins; none by default.
-        allowed_methods: that they may use.
-        allowed_headers: that they may send.
-        allow_credentials: whether they may send cookies and logins.
-        host: that the server listens on, as it was given.
-        root_path: under which a proxy shows the server.
-        ssl_certfile, ssl_keyfile, ssl_keyfile_password, ssl_ca_certs: as of `hosts.tls_context`.
-        max_engine_requests: answers in the engine at once; None for what it runs at once and a few to follow.
+        max_constraint_bytes: of a schema, pattern, grammar or list of choices that constrains a completion.
+        metrics_public: `/metrics` needs no key.
+        allowed_hosts: names that a Host header may have; empty for loopback names, addresses and the bound host.
+        allowed_origins: web pages that may send requests from other origins; none by default.
+        allowed_methods: methods that these pages may use.
+        allowed_headers: headers that these pages may send.
+        allow_credentials: these pages may send cookies and logins.
+        host: that the server listens on, as given.
+        root_path: path under which a proxy publishes the server.
+        ssl_certfile: PEM file of the certificate chain; None for no TLS.
+        ssl_keyfile: PEM file of the key; None if the certificate's file holds it.
+        ssl_keyfile_password: of the key.
+        ssl_ca_certs: PEM file of authorities; clients must have a certificate signed by one of them.
+        max_engine_requests: completions in the engine at once; None for those it runs at once and some that follow.
         max_queue_requests: prompts that may wait for the engine.
-        max_queue_tokens: tokens that may wait for the engine, of prompts and of the answers expected.
-        max_concurrency: requests that one key may have under way; None for any number.
-        request_timeout: seconds that a request may take; None for any time.
-        share_prefix_cache: let keys find each other's cached prefixes.
+        max_queue_tokens: tokens that may wait for the engine, of prompts and expected completions.
+        max_concurrency: requests that one key may run at once; None for no limit.
+        request_timeout: seconds that a request may take; None for no limit.
+        share_prefix_cache: keys share cached prefixes.
     """
 
     max_body_bytes: int = 8 << 20
@@ -151,15 +154,15 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     model_memory: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work.
+        """Refuse invalid values.
 
         Raises:
             ConfigError: naming the setting, its value and the remedy.
         """
         if self.generation_config not in ("auto", "vllm"):
             raise ConfigError(
-                f"generation_config: {self.generation_config!r} is neither auto nor vllm; auto takes what the model's "
-                "makers recommend"
+                f"generation_config: {self.generation_config!r} is neither auto nor vllm; auto uses the values "
+                "that the model's authors recommend"
             )
         self.sampling_defaults({})
         if not 0 <= self.sse_keep_alive_seconds < math.inf:
@@ -169,38 +172,38 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
             )
         if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):
             raise ConfigError(
-                f"metrics_prefix: {self.metrics_prefix!r} cannot begin a metric's name; use vllm: or octavo_"
+                f"metrics_prefix: {self.metrics_prefix!r} is not a valid prefix of a metric; use vllm: or octavo_"
             )
         if self.log_prompts < 0:
             raise ConfigError(f"log_prompts: {self.log_prompts} is not a number of characters; use 0 for none")
         for name in ("model_load_wait", "model_load_timeout", "model_drain_timeout", "idle_unload"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < math.inf:
-                raise ConfigError(f"{name}: {seconds} is not a number of seconds; give one from 0 up")
+                raise ConfigError(f"{name}: {seconds} is not a number of seconds; use 0 or more")
         for name in ("max_load_waiters", "max_loaded_models", "model_memory"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name}: {value} is not possible; give at least 1, or leave it out")
+                raise ConfigError(f"{name}: {value} is not possible; use at least 1, or omit it")
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1 << 40:
-                raise ConfigError(f"{name}: {value} is not positive, or too large")
+                raise ConfigError(f"{name}: {value} is not possible; use a positive number below 2^40")
         if self.max_constraint_bytes > _MAX_CONSTRAINT_BYTES:
             raise ConfigError(
-                f"max_constraint_bytes: {self.max_constraint_bytes} is more than the {_MAX_CONSTRAINT_BYTES} that "
-                "can be compiled; give less"
+                f"max_constraint_bytes: {self.max_constraint_bytes} is more than the compiler's limit of "
+                f"{_MAX_CONSTRAINT_BYTES}; use less"
             )
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
-            raise ConfigError(f"root_path: {self.root_path!r} does not begin with / or ends with it; give such as /llm")
+            raise ConfigError(f"root_path: {self.root_path!r} must begin with / and not end with /, as in /llm")
 
     def sampling_defaults(self, recommended: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What holds where a request says nothing: this server's own values, else the makers', else OpenAI's.
+        """Sampling fields for requests that omit them: this server's, else the model authors', else OpenAI's.
 
         Args:
-            recommended: by the model's makers.
+            recommended: by the model's authors.
 
         Raises:
-            ConfigError: `override_generation_config` is no object of sampling fields.
+            ConfigError: `override_generation_config` is not an object of sampling fields.
         """
         base = {} if self.generation_config == "vllm" else recommended
         if not self.override_generation_config:
@@ -219,6 +222,6 @@ def _overrides(text: str) -> dict[str, Any]:
         SamplingParams(**own)
     except (msgspec.DecodeError, InvalidRequest, RecursionError) as error:
         raise ConfigError(
-            f'override_generation_config: {text[:200]!r} cannot be used ({error}); give such as {{"temperature": 0.6}}'
+            f'override_generation_config: {text[:200]!r} cannot be used ({error}); use such as {{"temperature": 0.6}}'
         ) from None
     return own

@@ -1,4 +1,4 @@
-"""What all exchanges of one server share."""
+"""State shared by all requests of one server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 from octavo._core import __version__
 from octavo.server.access.api_keys import KeyRing
 from octavo.server.error_responses import EngineLoading, ServerStopping
-from octavo.server.ipc import Siblings
-from octavo.server.models.entry import ModelEntry
+from octavo.server.ipc import PeerProcesses
 from octavo.server.models.grammar_check import GrammarCheck
 from octavo.server.models.model_handle import ClosableEngine, Engine, ModelHandle
 from octavo.server.models.registry import ModelRegistry, StartEngine, start_async_engine
+from octavo.server.models.registry_entry import RegistryEntry
 from octavo.server.observability.metrics import Metrics
 from octavo.server.observability.spans import Spans
 from octavo.server.queueing.admission import ConcurrencyLimit
@@ -28,25 +28,25 @@ __all__ = ["ServerState"]
 
 
 class ServerState:
-    """Models, metrics and what is running.
+    """Models, metrics, queues and running requests.
 
     Args:
-        settings: the defaults when None.
-        start_engine: makes the registry's engines.
-        keys: that requests must show; none are asked for when None.
+        settings: None for the defaults.
+        start_engine: starts the registry's engines.
+        keys: API keys; None if requests need no key.
 
     Attributes:
         settings: as given.
-        keys: that requests must show.
-        concurrency: what each key has under way.
-        bodies: the bytes of requests' bodies.
+        keys: API keys.
+        concurrency: number of running requests of each key.
+        bodies: bytes of all request bodies.
         metrics: of this server.
-        spans: where requests' spans go; None without a collector.
-        registry: its models.
-        siblings: other processes of this server; None where it is the only one.
-        draining: the end has begun; requests are still taken until `stopping`.
-        stopped: set with `stopping`.
-        num_ended: exchanges that were answered, or broke off; not those that came when requests were refused.
+        spans: exporter of trace spans; None without a collector.
+        registry: the models.
+        siblings: other processes of this server; None if there are none.
+        draining: the shutdown has begun. Requests are accepted until `stopping`.
+        stopped: set together with `stopping`.
+        num_ended: requests that ended, completed or not, without those that came after `stopping`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ServerState:
         self.spans = None if endpoint is None else Spans(endpoint)
         self.registry = ModelRegistry(self.settings, start_engine)
         self.registry.on_removal = self._forget
-        self.siblings: Siblings | None = None
+        self.siblings: PeerProcesses | None = None
         self.draining = False
         self.stopped = asyncio.Event()
         self.num_ended = 0
@@ -78,32 +78,32 @@ class ServerState:
         self._stopping = False
         self._aborting = False
 
-    def _forget(self, entry: ModelEntry) -> None:
+    def _forget(self, entry: RegistryEntry) -> None:
         last = all(other.name != entry.name for other in self.registry.entries)
         self.metrics.forget(entry.name, self.metrics.engine_label(entry.name, entry.id), entry.id, last=last)
 
     def add(self, engine: ClosableEngine, names: Sequence[str] = ()) -> ModelHandle:
-        """Serve an engine that runs already under `names`, or its model's own name."""
+        """Serve a running engine under `names`, or under its model's own name."""
         entry = self.registry.adopt(engine, names)
         return entry.handle(entry.id)
 
-    def admission_queue(self, served: ModelHandle) -> AdmissionQueue:
-        """What waits in front of a model's engine."""
-        queue = self._queues.get(served.engine)
+    def admission_queue(self, model: ModelHandle) -> AdmissionQueue:
+        """The queue in front of a model's engine."""
+        queue = self._queues.get(model.engine)
         if queue is None:
-            queue = self._queues[served.engine] = AdmissionQueue.of(served.engine, self.settings)
+            queue = self._queues[model.engine] = AdmissionQueue.of(model.engine, self.settings)
         return queue
 
-    def grammar_check(self, served: ModelHandle) -> GrammarCheck:
-        """What compiles the constraints that requests of a model bring."""
-        check = self._grammar_checks.get(served.engine)
+    def grammar_check(self, model: ModelHandle) -> GrammarCheck:
+        """The check of constraints for a model."""
+        check = self._grammar_checks.get(model.engine)
         if check is None:
-            check = self._grammar_checks[served.engine] = GrammarCheck(served.engine, self._compile_queue)
+            check = self._grammar_checks[model.engine] = GrammarCheck(model.engine, self._compile_queue)
         return check
 
     @property
     def models(self) -> list[ModelHandle]:
-        """What is loaded, each with its id and all aliases that lead to it, in the order it came."""
+        """The loaded models, each with its id and aliases, in the order of their registration."""
         registry = self.registry
         return [
             ModelHandle(entry.engine, (entry.id, *registry.aliases_of(entry)), version=entry.id, created=entry.created)
@@ -112,30 +112,30 @@ class ServerState:
         ]
 
     def resolve(self, name: str | None) -> ModelHandle:
-        """The model of a name, to read about it; `Call.route` gives one to use.
+        """The model of a name, to read its properties. `Call.route` returns a model to generate with.
 
         Raises:
-            ServerStopping, EngineLoading, ModelUnavailable: not now.
-            ModelNotServed: no model of that name.
+            ServerStopping, EngineLoading, ModelUnavailable: the model cannot answer now.
+            ModelNotServed: there is no such model.
             EngineDead: its engine has ended.
         """
         self.check_ready()
         return self.registry.resolve(name)
 
     def check_ready(self) -> None:
-        """Raise what keeps the whole server from answering.
+        """Check that the server accepts requests.
 
         Raises:
             ServerStopping, EngineLoading.
         """
         if self._stopping:
-            raise ServerStopping("The server is shutting down.")
+            raise ServerStopping("The server is shutting down")
         if not self.registry.started:
-            raise EngineLoading("The model is still loading; try again in a moment.")
+            raise EngineLoading("The model is still loading; try again in a moment")
 
     @property
     def num_running(self) -> int:
-        """Exchanges that are being answered."""
+        """Number of running requests."""
         return len(self._running)
 
     @property
@@ -149,35 +149,35 @@ class ServerState:
         return self._aborting
 
     def refuse(self) -> None:
-        """Refuse new requests from now on, and end what loads; requests that run go on."""
+        """Refuse new requests and cancel all loads. Running requests go on."""
         self.draining = self._stopping = True
         self.registry.stop()
         self.stopped.set()
 
     async def quiet(self) -> None:
-        """Return once nothing runs."""
+        """Return once no request runs."""
         while self._running:
             self._quiet.clear()
             await self._quiet.wait()
 
     def abort_all(self) -> None:
-        """End every running exchange with an error; new ones are refused."""
+        """End all running requests with an error, and refuse new ones."""
         self.refuse()
         self._aborting = True
         for task in list(self._running):
             task.cancel()
 
     async def run(self, work: Awaitable[None], receive: Receive) -> bool:
-        """Run an exchange while its client is there.
+        """Run the work of a request until it is done or its client leaves.
 
         Returns:
-            False when the client left first and the work was cancelled.
+            False if the client left and the work was cancelled.
         """
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(wait_gone(receive))
         self._running.add(task)
-        # Before whoever reads the answer's end can say anything: it is over when a signal comes then.
-        task.add_done_callback(functools.partial(self._over, counts=not self._stopping))
+        # A callback counts the end before the client can react to it, for example with a signal.
+        task.add_done_callback(functools.partial(self._ended, counts=not self._stopping))
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
             stayed = task.done()
@@ -187,7 +187,7 @@ class ServerState:
             await asyncio.gather(task, gone, return_exceptions=True)
         return stayed
 
-    def _over(self, task: asyncio.Future[None], *, counts: bool) -> None:
+    def _ended(self, task: asyncio.Future[None], *, counts: bool) -> None:
         self._running.discard(task)
         self.num_ended += counts
         if not self._running:

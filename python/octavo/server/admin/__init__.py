@@ -1,1 +1,1 @@
-"""The admin listener."""
+"""Admin listener: loads, unloads and swaps models while the server runs."""

@@ -1,4 +1,4 @@
-"""The request bodies of the admin listener: what they may say, and nothing else."""
+"""Request bodies of the admin listener. Unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Body = TypeVar("Body", bound=RequestBody)
 
 
 class LoadBody(RequestBody, kw_only=True):
-    """Of `/admin/models/load`.
+    """Body of `/admin/models/load`.
 
     Attributes:
-        model: id of a known model, or of a new one with `path`.
-        path: what to load, as `octavo serve MODEL`.
+        model: id of a registered model, or of a new one with `path`.
+        path: what to load, as in `octavo serve MODEL`.
         engine: settings of its engine.
-        keep_alive: idle seconds after which it is unloaded; negative: never.
-        pinned: never unload it to make room.
-        wait: answer when it is loaded; else at once, with 202.
+        keep_alive: idle seconds after which it is unloaded; negative for never.
+        pinned: never unload it to free memory.
+        wait: respond when it is loaded; else at once, with 202.
     """
 
     model: str
@@ -38,37 +38,37 @@ class LoadBody(RequestBody, kw_only=True):
     wait: bool | None = None
 
     def check(self) -> None:
-        """As `RequestBody.check`."""
+        """Check the values."""
         if self.keep_alive is not None and not math.isfinite(self.keep_alive):
             raise InvalidRequest(
-                f"keep_alive: {self.keep_alive} is no number of seconds; give one from 0 up, or -1 for no end",
+                f"keep_alive: {self.keep_alive} is not a number of seconds; use 0 or more, or -1 for never",
                 "keep_alive",
             )
 
     def config(self) -> EngineConfig | None:
-        """A new model's settings; None where a known one is meant.
+        """A new model's settings; None for a registered model.
 
         Raises:
             InvalidRequest, ConfigError: naming the setting.
         """
         if self.path is None:
             if self.engine:
-                raise InvalidRequest("engine: settings are of a new model; give its `path` too", "engine")
+                raise InvalidRequest("engine: only a new model takes settings; add its `path`", "engine")
             return None
         for name in ("model", "served_model_name"):
             if name in (self.engine or {}):
-                raise InvalidRequest(f"engine.{name}: is given by `path` and `model`; leave it out", "engine")
+                raise InvalidRequest(f"engine.{name}: `path` and `model` set this; remove the field", "engine")
         return engine_config({**(self.engine or {}), "model": self.path})
 
 
 class UnloadBody(RequestBody, kw_only=True):
-    """Of `/admin/models/unload`.
+    """Body of `/admin/models/unload`.
 
     Attributes:
         model: id, or alias of one model.
-        timeout: seconds that running requests get from now on, also where it is being unloaded already.
-        remove: forget the model too.
-        wait: answer when its engine is closed; else at once, with 202.
+        timeout: seconds from now that running requests get, also if it is being unloaded already.
+        remove: remove the model too.
+        wait: respond when its engine is closed; else at once, with 202.
     """
 
     model: str
@@ -77,39 +77,39 @@ class UnloadBody(RequestBody, kw_only=True):
     wait: bool | None = None
 
     def check(self) -> None:
-        """As `RequestBody.check`."""
+        """Check the values."""
         if self.timeout is not None and not 0 <= self.timeout < math.inf:
-            raise InvalidRequest(f"timeout: {self.timeout} is no number of seconds; give one from 0 up", "timeout")
+            raise InvalidRequest(f"timeout: {self.timeout} is not a number of seconds; use 0 or more", "timeout")
 
 
 class SwapBody(LoadBody, kw_only=True):
-    """Of `/admin/models/swap`.
+    """Body of `/admin/models/swap`.
 
     Attributes:
-        model: the name, alias or id, that is to be answered by another model.
-        to: id of that one; the name with the next number as its version when left out.
-        replace: of an alias of several models the one that is replaced.
-        wait: answer when the old model's engine is closed; else when the new one serves.
+        model: the alias or id that another model will answer.
+        to: id of that model; the name with the next version number by default.
+        replace: the model to replace of an alias of several.
+        wait: respond when the old model's engine is closed; else when the new one serves.
     """
 
     to: str | None = None
     replace: str | None = None
 
     def check(self) -> None:
-        """As `RequestBody.check`."""
+        """Check the values."""
         super().check()
         if self.path is None and self.to is None:
-            raise InvalidRequest("to: is missing; name a known model, or give the `path` of a new one", "to")
+            raise InvalidRequest("to: missing; use a registered model, or add the `path` of a new one", "to")
         for field in ("keep_alive", "pinned"):
             if self.path is None and getattr(self, field) is not None:
-                raise InvalidRequest(f"{field}: is of a new model; give its `path` too, or leave it out", field)
+                raise InvalidRequest(f"{field}: only a new model takes it; add its `path`, or remove the field", field)
 
 
 def decode_json(body: bytes) -> Any:
-    """Any JSON value.
+    """Decode any JSON value.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: the body is not JSON.
     """
     try:
         return msgspec.json.decode(body)
@@ -118,31 +118,31 @@ def decode_json(body: bytes) -> Any:
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """As `decode_json`, of an object.
+    """Decode a JSON object.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: the body is not a JSON object.
     """
     value = decode_json(body)
     if not isinstance(value, dict):
-        raise InvalidRequest("The body is no JSON object; send fields by name")
+        raise InvalidRequest("The body is not a JSON object; send an object of fields")
     return value
 
 
 def decode_command(kind: type[Body], body: bytes) -> Body:
-    """A command's body; other than a request for an answer it may hold nothing that is not known.
+    """Decode a command's body. Unlike a generation request, it must not have unknown fields.
 
     Raises:
-        InvalidRequest: not JSON, a field that there is not, or one of the wrong type or value; `field` names it.
+        InvalidRequest: not JSON, or a field that is unknown or has a wrong type or value; `field` names it.
     """
     known = kind.__struct_fields__
     for field in decode_object(body):
         if field in known:
             continue
         if "engine" in known and field in engine_fields():
-            hint = "a setting of the engine stands within `engine`"
+            hint = "put settings of the engine inside `engine`"
         else:
             close = difflib.get_close_matches(field, known, 1)
-            hint = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(known)}"
-        raise InvalidRequest(f"{field[:80]}: there is no such field; {hint}", field[:80])
+            hint = f"did you mean `{close[0]}`?" if close else f"the fields are {', '.join(known)}"
+        raise InvalidRequest(f"{field[:80]}: this field does not exist; {hint}", field[:80])
     return decode(kind, body)

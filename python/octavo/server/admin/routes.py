@@ -1,4 +1,4 @@
-"""Loading, unloading and swapping models while they serve: routes of a listener of its own, behind a key of its own."""
+"""Admin routes to load, unload and swap models at run time, on a separate listener with a separate key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from octavo.server.apis.openapi.operations import Operation
 from octavo.server.app import http_exception, observed
 from octavo.server.error_responses import ServerStopping, describe
 from octavo.server.models.aliases import parse_aliases
-from octavo.server.models.entry import ModelEntry
+from octavo.server.models.registry_entry import RegistryEntry
 from octavo.server.observability.request_context import context_of
 from octavo.server.state import ServerState
 from octavo.server.transport.http import ClientGone, Receive, Scope, Send, json_response, read_body
@@ -38,21 +38,21 @@ __all__ = ["AdminKeys", "create_admin_app"]
 logger = logging.getLogger("octavo.server")
 
 _MAX_BODY_BYTES = 1 << 20
-_LAST_WORDS_S = 1.0
-_FIRST_SAY_S = 0.05
+_SHUTDOWN_REPLY_S = 1.0
+_EARLY_ERROR_S = 0.05
 
 Body = TypeVar("Body", bound=RequestBody)
 
 
 class AdminKeys(KeyRing):
-    """The keys of the admin listener: its own, and those of the server that have the scope `admin`.
+    """Keys of the admin listener: its own, and the server's keys with the scope `admin`.
 
     Args:
         environment: value of `OCTAVO_ADMIN_KEY`: keys separated by commas.
         others: the server's keys.
 
     Raises:
-        ConfigError: there is no key at all.
+        ConfigError: there are no keys.
     """
 
     def __init__(self, environment: str | None, others: KeyRing) -> None:
@@ -60,17 +60,17 @@ class AdminKeys(KeyRing):
         self._others = others
         if not len(self) and not others.required:
             raise ConfigError(
-                "admin_port: there is no key for it; set OCTAVO_ADMIN_KEY, or give a key of the API key file "
-                "scopes=admin"
+                "admin_port: the admin listener needs a key; set OCTAVO_ADMIN_KEY, or add scopes=admin to a key of the "
+                "API key file"
             )
 
     @property
     def required(self) -> bool:
-        """Always: a file may be reloaded without keys, and then nobody gets in."""
+        """Always true: a key file may become empty, and then all requests are refused."""
         return True
 
     def find(self, presented: Iterable[bytes]) -> Identity | None:
-        """Whom any of the presented keys stands for."""
+        """The identity of any of the presented keys; None if all are unknown."""
         keys = list(presented)
         own = super().find(keys)
         if own is not None:
@@ -98,7 +98,7 @@ def _failure(error: Exception, request: Request) -> Response:
 
 
 class _NoAnswer(Response):
-    """To a client that has gone."""
+    """The response to a client that has left."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send nothing."""
@@ -113,10 +113,10 @@ def _answering(
         try:
             await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                # What has been ended says so itself.
-                await asyncio.wait((task,), timeout=_LAST_WORDS_S)
+                # A cancelled command reports its own error.
+                await asyncio.wait((task,), timeout=_SHUTDOWN_REPLY_S)
             if not task.done():
-                raise ServerStopping("The server is shutting down; this was not waited for.")
+                raise ServerStopping("The server is shutting down; the command may not be complete")
             return task.result()
         except HTTPException:
             raise
@@ -134,7 +134,7 @@ def _answering(
 
 async def _body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    # A page of another origin can send anything else without being asked for its origin first.
+    # A web page of another origin can send any other type without a preflight request.
     if kind != "application/json":
         raise InvalidRequest(f"Content-Type: {kind[:60]!r} is not supported; send application/json")
     return await read_body(request.scope, request.receive, _MAX_BODY_BYTES)
@@ -144,7 +144,7 @@ class _Admin:
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._registry = state.registry
-        # What is answered with 202 goes on without its request.
+        # Commands that were answered with 202 go on without their request.
         self._background: set[asyncio.Future[Any]] = set()
 
     async def _command(self, kind: type[Body], request: Request) -> Body:
@@ -154,7 +154,7 @@ class _Admin:
 
     def _check_loads(self) -> None:
         if self._state.draining:
-            raise ServerStopping("The server is shutting down; nothing is loaded any more.")
+            raise ServerStopping("The server is shutting down; no model is loaded")
 
     async def models(self, request: Request) -> Response:
         """`GET /admin/models`: states, progress, use, memory."""
@@ -180,7 +180,7 @@ class _Admin:
             try:
                 entry = self._registry.find(body.model)
             except ModelNotServed as error:
-                raise ModelNotServed(f"{error} To load a new one, give its path.", "model") from None
+                raise ModelNotServed(f"{error}; add a path to load a new model", "model") from None
             if body.pinned is not None:
                 entry.pinned = body.pinned
             if body.keep_alive is not None:
@@ -222,16 +222,16 @@ class _Admin:
             }
         )
 
-    async def _answer(self, entry: ModelEntry, work: Any, wait: bool) -> Response:
+    async def _answer(self, entry: RegistryEntry, work: Any, wait: bool) -> Response:
         task = self._keep(work)
         if wait:
             await asyncio.shield(task)
             return json_response(self._registry.describe(entry))
-        # It has its say on what is wrong with the request itself.
-        await asyncio.wait((task,), timeout=_FIRST_SAY_S)
+        # Errors of the request itself come at once.
+        await asyncio.wait((task,), timeout=_EARLY_ERROR_S)
         if task.done():
             task.result()
-        # From now on what becomes of it is to be seen in the model alone.
+        # From now on only the model's state shows the result, so the registration is kept.
         entry.undo = None
         return json_response(self._registry.describe(entry), 202)
 
@@ -252,11 +252,11 @@ class _Admin:
         return json_response({"aliases": self._registry.aliases})
 
     async def replace_aliases(self, request: Request) -> Response:
-        """`PUT /admin/aliases`: all of them, at once."""
+        """`PUT /admin/aliases`: replace all aliases at once."""
         given = decode_object(await _body(request))
         given = given.get("aliases", given) if set(given) == {"aliases"} else given
         if not isinstance(given, dict):
-            raise InvalidRequest("aliases: is no object of names", "aliases")
+            raise InvalidRequest("aliases: the value is not an object of names", "aliases")
         self._registry.set_aliases(parse_aliases(given))
         logger.info("the aliases are %s", self._registry.aliases)
         return await self.aliases(request)
@@ -280,15 +280,15 @@ class _Admin:
 
 _OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/admin/models"): Operation(
-        "Models", "List models", "Each with its state, the progress of its load, what uses it and the memory it takes."
+        "Models", "List models", "Each with its state, the progress of its load, its use and its memory."
     ),
     ("GET", "/admin/models/{id}"): Operation("Models", "Describe one model", "By its id, or an alias of one model."),
     ("POST", "/admin/models/load"): Operation(
         "Models",
         "Load a model",
-        "A known one, or a new one with `path` and settings of its `engine`. A new one whose load fails is known no "
-        "more. With `wait: false` the answer is 202 and comes at once; should the load fail later, the model is "
-        "`failed` and says why until it is loaded or removed.",
+        "A registered one, or a new one with `path` and settings of its `engine`. A new one is removed if its load "
+        "fails. With `wait: false` the response is 202 and comes at once. If the load fails later, the model is "
+        "`failed` and shows the reason until it is loaded or removed.",
         LoadBody,
         example={"model": "chat@v2", "path": "/models/next"},
         error="Error",
@@ -296,17 +296,17 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/admin/models/unload"): Operation(
         "Models",
         "Unload a model",
-        "Lets running requests finish, for `timeout` seconds at most, then closes the engine. A later request loads "
-        "the model again, unless `remove` is true or the server runs with `--no-autoload`.",
+        "Running requests get up to `timeout` seconds, then the engine is closed. A later request loads the model "
+        "again, unless `remove` is true or the server runs with `--no-autoload`.",
         UnloadBody,
         example={"model": "chat@v1"},
         error="Error",
     ),
     ("POST", "/admin/models/swap"): Operation(
         "Models",
-        "Put a model in another's place",
-        "Loads it, has it answer, and lets the name stand for it; until then nothing changes. The answer says which of "
-        "the old models are `unloading`, and which are `kept` because other aliases lead to them.",
+        "Replace a model by another",
+        "Loads and tests the new model, then switches the name to it; until then nothing changes. The response lists "
+        "the old models that are `unloading`, and those that are `kept` because other aliases lead to them.",
         SwapBody,
         example={"model": "chat", "to": "chat@v2", "path": "/models/next"},
         error="Error",
@@ -315,7 +315,7 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
     ("PUT", "/admin/aliases"): Operation(
         "Aliases",
         "Replace all aliases",
-        "At once. Each stands for one model, or divides its requests among several by weight.",
+        "At once. Each leads to one model, or splits its requests among several by weight.",
         dict[str, str | dict[str, float]],
         example={"gpt": "chat@v1", "chat": {"chat@v1": 90, "chat@v2": 10}},
         error="Error",
@@ -328,7 +328,7 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         example={"chat@v1": 90, "chat@v2": 10},
         error="Error",
     ),
-    ("DELETE", "/admin/aliases/{name}"): Operation("Aliases", "Forget one alias", error="Error"),
+    ("DELETE", "/admin/aliases/{name}"): Operation("Aliases", "Remove one alias", error="Error"),
     ("GET", "/openapi.json"): Operation("Server", "This document"),
 }
 
@@ -337,8 +337,8 @@ def create_admin_app(state: ServerState, keys: AdminKeys, host: str = "127.0.0.1
     """The admin listener's application.
 
     Args:
-        state: of the server whose models it commands.
-        keys: that it asks for, on every route.
+        state: of the server.
+        keys: required on every route.
         host: that it listens on.
     """
     admin = _Admin(state)
@@ -349,7 +349,7 @@ def create_admin_app(state: ServerState, keys: AdminKeys, host: str = "127.0.0.1
     async def openapi(request: Request) -> Response:
         """`GET /openapi.json`: this document."""
         return json_response(
-            document(routes, "", _OPERATIONS, "Octavo's admin routes", "Models and their names, while they serve.")
+            document(routes, "", _OPERATIONS, "Octavo's admin routes", "Models and their names at run time.")
         )
 
     routes: list[BaseRoute] = [

@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute, Route
 
 from octavo.errors import OctavoError
 from octavo.server.error_responses import ServerStopping, describe
-from octavo.server.models.entry import ModelState
+from octavo.server.models.registry_entry import ModelState
 from octavo.server.state import ServerState
 from octavo.server.transport.http import json_response
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from octavo.errors import OctavoError
-from octavo.server.models.entry import ModelEntry, ModelState
+from octavo.server.models.registry_entry import ModelState, RegistryEntry
 from octavo.server.observability.logs import dropped_lines
 from octavo.server.observability.metrics import EngineReading
 from octavo.server.state import ServerState
@@ -37,7 +37,7 @@ async def exposition(state: ServerState, *, engines: bool = True) -> bytes:
     return state.metrics.expose(readings)
 
 
-async def _read(state: ServerState, entry: ModelEntry, engines: bool) -> EngineReading:
+async def _read(state: ServerState, entry: RegistryEntry, engines: bool) -> EngineReading:
     reading = EngineReading(
         entry.name, state.metrics.engine_label(entry.name, entry.id), state=entry.state.value, variant=entry.id
     )

@@ -1,4 +1,4 @@
-"""Names that stand for models, and names that divide their requests among several by weight."""
+"""Aliases: names that lead to a model, or split their requests among several models by weight."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import hashlib
 import math
 import random
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, InvalidRequest
 
-__all__ = ["Alias", "check_name", "parse_aliases"]
+__all__ = ["Alias", "check_name", "parse_aliases", "quoted", "replaced_weights"]
 
 _MAX_NAME = 512
 _MAX_TARGETS = 64
@@ -18,25 +18,26 @@ _MAX_WEIGHT = sys.float_info.max
 
 
 def check_name(name: str, field: str) -> str:
-    """The name, if it can be one: it goes into headers, logs and addresses.
+    """Check a name, which appears in headers, logs and URLs.
 
     Raises:
         ConfigError: naming `field`.
     """
     if not name.strip() or len(name) > _MAX_NAME or not name.isprintable():
-        raise ConfigError(f"{field}: {name[:80]!r} is no name for a model; give 1 to {_MAX_NAME} printable characters")
+        raise ConfigError(f"{field}: {name[:80]!r} is not a model name; use 1 to {_MAX_NAME} printable characters")
     return name
 
 
 class Alias:
-    """A name and the models it stands for.
+    """A name and the models that it leads to.
 
     Args:
-        name: as requests give it.
-        weights: by model id; shares of all of them. A model of weight 0 answers only those who ask for it by header.
+        name: as requests use it.
+        weights: by model id, relative to each other. A model of weight 0 answers requests that select it by
+            header only.
 
     Raises:
-        ConfigError: no model, a weight that is none, or all weights 0.
+        ConfigError: no model, an invalid weight, or all weights 0.
     """
 
     __slots__ = ("name", "weights")
@@ -44,29 +45,29 @@ class Alias:
     def __init__(self, name: str, weights: Mapping[str, float]) -> None:
         check_name(name, "aliases")
         if not weights or len(weights) > _MAX_TARGETS:
-            raise ConfigError(f"aliases.{name}: {len(weights)} models; name 1 to {_MAX_TARGETS}")
+            raise ConfigError(f"aliases.{name}: {len(weights)} models are not possible; use 1 to {_MAX_TARGETS}")
         for target, weight in weights.items():
-            # JSON's and TOML's whole numbers have no end.
+            # Integers of JSON and TOML are unbounded.
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= _MAX_WEIGHT:
-                raise ConfigError(f"aliases.{name}: {target!r} has the weight {weight!r:.40}; give a number from 0 up")
+                raise ConfigError(f"aliases.{name}: {target!r} has the weight {weight!r:.40}; use 0 or more")
         if not any(weights.values()):
-            raise ConfigError(f"aliases.{name}: all weights are 0; give one model more")
+            raise ConfigError(f"aliases.{name}: all weights are 0; give at least one model a weight")
         self.name = name
         self.weights = dict(weights)
 
     @property
     def sole(self) -> str | None:
-        """The one model it stands for; None where there are several."""
+        """The only model that it leads to; None if there are several."""
         return next(iter(self.weights)) if len(self.weights) == 1 else None
 
     def order(self, key: str | None) -> Iterable[str]:
-        """The models a request may go to, the one meant for it first.
+        """The models that may answer a request, the preferred one first.
 
-        Weighted rendezvous hashing: each model draws from a hash of (name, model, key), so that one key always gets
-        the same order, and a change of weights moves no more keys than the weights ask for.
+        This is weighted rendezvous hashing: the score of each model is a hash of (name, model, key). A key always gets
+        the same order, and a change of weights moves as few keys as possible.
 
         Args:
-            key: of the user or session; None draws afresh.
+            key: of the user or session; None for a random order.
         """
         sole = self.sole
         if sole is not None:
@@ -82,15 +83,15 @@ class Alias:
 
 def _draw(alias: str, target: str, key: str) -> float:
     digest = hashlib.blake2b(f"{alias}\0{target}\0{key}".encode("utf-8", "replace"), digest_size=8).digest()
-    # The odd half keeps the draw between 0 and 1, never either.
+    # Adding one half keeps the value above 0 and below 1.
     return ((int.from_bytes(digest, "big") >> 12) + 0.5) * 2.0**-52
 
 
 def parse_aliases(given: Mapping[str, object]) -> dict[str, Alias]:
-    """Aliases as files and requests write them: `{"name": "model"}` or `{"name": {"model": weight, ...}}`.
+    """Parse aliases from a file or a request: `{"name": "model"}` or `{"name": {"model": weight, ...}}`.
 
     Raises:
-        ConfigError: naming the alias at fault.
+        ConfigError: naming the alias.
     """
     aliases = {}
     for name, target in given.items():
@@ -100,3 +101,26 @@ def parse_aliases(given: Mapping[str, object]) -> dict[str, Alias]:
             raise ConfigError(f"aliases.{name}: {target!r} is neither a model nor a table of models and weights")
         aliases[name] = Alias(name, target)
     return aliases
+
+
+def replaced_weights(name: str, weights: dict[str, float], to: str, replace: str | None) -> dict[str, float]:
+    """The weights of a name after `to` replaces all of its models, or the one model `replace`.
+
+    Raises:
+        InvalidRequest: `replace` is not one of them.
+    """
+    if replace is None:
+        return {to: 1.0}
+    if replace not in weights:
+        raise InvalidRequest(f"replace: `{name}` has no model `{replace[:80]}`; it has {quoted(weights)}", "replace")
+    after: dict[str, float] = {}
+    for id, weight in weights.items():
+        new = to if id == replace else id
+        after[new] = after.get(new, 0.0) + weight
+    return after
+
+
+def quoted(names: Collection[str]) -> str:
+    """Names for a message, at most 20 of them."""
+    shown = [f"`{name}`" for name in list(names)[:20]]
+    return ", ".join(shown) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

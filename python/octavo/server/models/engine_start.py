@@ -1,4 +1,4 @@
-"""How the server starts an engine; imports little, for the first one starts before the server is imported."""
+"""Starts an engine for the server. It imports little, as the first engine starts before the server is imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Progress = Callable[[str, int, int], None]
 
 
 async def start_engine(config: EngineConfig, progress: Progress) -> SupervisedEngine:
-    """An engine in a worker process of its own.
+    """Start an engine in its own worker process.
 
     Raises:
         OctavoError: it cannot be started.

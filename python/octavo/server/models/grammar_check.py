@@ -1,4 +1,4 @@
-"""Constraints are compiled once before the engine is asked: a mistake has its status, and costs the engine nothing."""
+"""Compiles the constraints of requests before they reach the engine, so that a mistake costs the engine nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_MESSAGE = 600
 
 
 class _Pending:
-    """A compilation that requests wait for; it is given up when all of them have left."""
+    """A compilation that requests wait for. It is cancelled when all of them have left."""
 
     __slots__ = ("future", "waiters")
 
@@ -42,14 +42,14 @@ class _Pending:
 
 
 class GrammarCheck:
-    """What one engine's tokens can be held to.
+    """Checks whether constraints can be compiled for one model.
 
-    What was found out of a constraint is remembered, a mistake too; requests that bring the same one at once share one
-    compilation. The trie of the vocabulary is built for the first constraint.
+    Results are cached, errors too, and concurrent requests with the same constraint share one compilation. The trie of
+    the vocabulary is built for the first constraint.
 
     Args:
-        engine: whose tokenizer and model it is. One that cannot tell its tokens' bytes is taken at its word.
-        queue: where compilations wait.
+        engine: of the model. If its tokenizer does not know the bytes of its tokens, nothing is checked.
+        queue: of compilations.
     """
 
     def __init__(self, engine: Engine, queue: CompileQueue) -> None:
@@ -62,17 +62,17 @@ class GrammarCheck:
         self._pending: dict[bytes, _Pending] = {}
 
     async def check(self, kind: str, text: str, field: str, tenant: str = "") -> None:
-        """Refuse what cannot be compiled.
+        """Refuse a constraint that cannot be compiled.
 
         Args:
-            kind: as of `octavo._core.Vocabulary.compile`.
-            text: the same.
-            field: of the request, for the error.
-            tenant: whose turn it takes.
+            kind: of `octavo._core.Vocabulary.compile`.
+            text: the constraint.
+            field: of the request, for the message.
+            tenant: of the request; tenants take turns.
 
         Raises:
-            InvalidRequest: what is wrong with it.
-            QueueFull: too many others wait to be compiled.
+            InvalidRequest: the constraint is invalid.
+            QueueFull: too many compilations wait.
         """
         if not hasattr(self._tokenizer, "token_table"):
             return
@@ -104,17 +104,17 @@ class GrammarCheck:
             self._known.popitem(last=False)
 
     def _compile(self, kind: str, text: str) -> str | None:
-        """What is wrong; None for nothing. In a thread."""
+        """Compile in a thread. Returns the error message, or None."""
         try:
             self._made_vocabulary().compile(kind, text)
         except InvalidRequest as error:
             return _short(str(error))
         except ModelError as error:
-            return f"this model cannot be held to it ({_short(str(error))})"
+            return f"this model does not support the constraint ({_short(str(error))})"
         except Exception:
             raise
         except BaseException as error:
-            # A panic, which is no Exception and would end the connection without an answer.
+            # A panic is not an Exception and would end the connection without a response.
             raise RuntimeError("the compiler of constraints failed") from error
         return None
 
@@ -130,5 +130,5 @@ class GrammarCheck:
 
 
 def _short(message: str) -> str:
-    """A message that may quote a whole pattern or grammar."""
+    """A message, cut because it may quote a whole pattern or grammar."""
     return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."

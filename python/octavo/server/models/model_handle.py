@@ -1,4 +1,4 @@
-"""A model behind one or more served names, and what the server asks of its engine."""
+"""Handle of a model under a served name, and the interface of its engine."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 __all__ = ["TEXT_THREADS", "ClosableEngine", "Engine", "ModelHandle", "split_id"]
 
 TEXT_THREADS = 2
-"""That render and tokenize."""
-# Templates and tokenizing leave the event loop; the tokenizers crate releases the GIL.
+"""Number of threads that render templates and tokenize; the tokenizers crate releases the GIL."""
 _text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="octavo-text")
 
 
 def split_id(id: str) -> tuple[str, str | None]:
-    """A model id's name and version: `m@v1` gives `m` and `v1`; an `@` within a path parts nothing."""
+    """Name and version of a model id: `m@v1` gives `m` and `v1`. An `@` within a path does not count."""
     name, at, version = id.rpartition("@")
     return (name, version) if at and name and version and "/" not in version else (id, None)
 
 
 class Engine(Protocol):
-    """What the server uses of `octavo.engine.async_engine.AsyncEngine`; any such object can be served."""
+    """Interface of an engine, as `octavo.engine.async_engine.AsyncEngine` has it."""
 
     @property
     def model(self) -> Any:
@@ -40,7 +39,7 @@ class Engine(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """A `octavo.text.tokenizer.Tokenizer`, or None."""
+        """An `octavo.text.tokenizer.Tokenizer`, or None."""
         ...
 
     def stream(
@@ -52,7 +51,7 @@ class Engine(Protocol):
         sink: Sink | None = None,
         whole: bool = False,
     ) -> AsyncIterator[OutputDelta]:
-        """Answer a prompt piece by piece; closing the iterator aborts. It may ignore `sink` and `whole`."""
+        """Generate for a prompt; closing the iterator aborts. It may ignore `sink` and `whole`."""
         ...
 
     async def stats(self) -> dict[str, int | float]:
@@ -60,32 +59,32 @@ class Engine(Protocol):
         ...
 
     def check_health(self) -> None:
-        """Raise EngineDead once the engine has ended."""
+        """Raise EngineDead if the engine has ended."""
         ...
 
 
 class ClosableEngine(Engine, Protocol):
-    """An engine that is ended by whoever serves it."""
+    """An engine that the server closes."""
 
     async def close(self) -> None:
-        """End it."""
+        """End the engine."""
         ...
 
 
 class ModelHandle:
-    """One engine, under one name.
+    """A running engine under one name.
 
     Args:
         engine: a running engine.
-        names: the first is the one that answers carry; `engine.model.name` when empty.
-        version: the model's id in the registry; the name when None.
+        names: the first one is used in responses; `engine.model.name` if empty.
+        version: the model's id in the registry; the name if None.
         created: Unix time.
 
     Attributes:
-        name: the name answers carry: the one that the request gave.
-        version: the model's id, of whatever alias or weight led to it; in `system_fingerprint` and `X-Model-Version`.
+        name: name of the model in responses, as the request gave it.
+        version: the model's id, for `system_fingerprint` and `X-Model-Version`.
         model_label: the id without its version, for metrics.
-        created: Unix time at which it was registered.
+        created: Unix time of its registration.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class ModelHandle:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and output together, at most."""
+        """Maximum number of tokens of prompt and completion together."""
         return int(self.engine.model.max_model_len)
 
     @property
@@ -111,11 +110,11 @@ class ModelHandle:
 
     @property
     def constrains_output(self) -> bool:
-        """Whether the engine can hold an answer to `SamplingParams.structured_outputs`."""
+        """Whether the engine supports `SamplingParams.structured_outputs`."""
         return bool(getattr(self.engine, "constrains_output", False))
 
     def check_length(self, prompt: Sequence[int], field: str) -> None:
-        """Refuse a prompt that leaves no room for an answer, in the words that clients look for.
+        """Refuse a prompt that leaves no room for a completion, with the message that clients expect.
 
         Raises:
             ContextLengthExceeded: naming `field`.
@@ -123,16 +122,16 @@ class ModelHandle:
         if len(prompt) >= self.max_model_len:
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, your {field} came to "
-                f"{len(prompt)} tokens, which leaves no room for an answer. Please reduce the length of the {field}.",
+                f"{len(prompt)} tokens, which leaves no room for a completion. Please reduce the length of the {field}",
                 field,
             )
 
     def _check_text(self, tokenizer: Tokenizer, text: str, field: str) -> None:
-        """As `check_length`, for a text so long that tokenizing it would be a waste of time and memory."""
+        """Refuse a text that is too long for the context before it is tokenized."""
         if len(text) > self.max_model_len * tokenizer.max_token_bytes:
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, your {field} came to "
-                f"{len(text)} characters, more than as many tokens can hold. Please reduce the length of the {field}.",
+                f"{len(text)} characters, more than this many tokens can hold. Please reduce the length of the {field}",
                 field,
             )
 
@@ -140,7 +139,7 @@ class ModelHandle:
         """The model's tokenizer.
 
         Raises:
-            InvalidRequest: it has none; `field` is the request's field that needs one.
+            InvalidRequest: the model has none; the message names `field`.
         """
         tokenizer: Tokenizer | None = self.engine.tokenizer
         if tokenizer is None:
@@ -170,12 +169,12 @@ class ModelHandle:
         continue_final_message: bool,
         **arguments: Any,
     ) -> list[int]:
-        """A conversation's token ids, as the model's template writes it, in a thread.
+        """Token ids of a conversation in the model's chat template, in a thread.
 
         Args:
-            messages: with a text each.
-            add_special_tokens: let the tokenizer add its own to what the template wrote.
-            continue_final_message: end where the last message's text ends, so that the answer goes on with it.
+            messages: each with a text.
+            add_special_tokens: let the tokenizer add its special tokens to the template's text.
+            continue_final_message: end at the last message's text, so that the completion continues it.
             arguments: of the template.
 
         Raises:
@@ -194,13 +193,13 @@ class ModelHandle:
         return await asyncio.get_running_loop().run_in_executor(_text_threads, work)
 
     async def token_bytes(self, field: str) -> Callable[[int], bytes]:
-        """What gives the bytes of a token: none for an id the tokenizer does not know.
+        """A function from a token id to its bytes, which are empty for an unknown id.
 
         Raises:
             InvalidRequest: the model has no tokenizer.
         """
         of_token = self.tokenizer(field).token_bytes
-        # The first call works through the whole vocabulary.
+        # The first call reads the whole vocabulary.
         await asyncio.get_running_loop().run_in_executor(_text_threads, of_token, 0)
         return of_token
 
@@ -210,6 +209,7 @@ def _cut_after(text: str, final: str) -> str:
     place = text.rfind(final)
     if not final or place < 0:
         raise InvalidRequest(
-            "continue_final_message: the last message has no text that the template keeps", "continue_final_message"
+            "continue_final_message: the template does not keep the last message's text; send a message with text",
+            "continue_final_message",
         )
     return text[: place + len(final)]

@@ -1,1 +1,1 @@
-"""Metrics, logs, traces and health probes."""
+"""What each request leaves behind: metrics, log lines, traces."""

@@ -1,4 +1,4 @@
-"""The server's log: every line of a request carries its ids, and one line a request says how it went."""
+"""The server's log: each line carries the ids of its request, and one access-log line sums up each request."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from octavo.server.transport.http import Scope
 __all__ = ["access_fields", "access_log", "configure_logging", "dropped_lines", "log_access", "request_fields"]
 
 access_log = logging.getLogger("octavo.access")
-"""One line a request, at level info."""
+"""Logger of the access log: one line for each request, at level info."""
 
 _MAX_PATH = 256
 _handler: list[log_format.LineHandler] = []
 
 
 def configure_logging(format: str = "auto", level: str = "info", constant: Mapping[str, Any] | None = None) -> None:
-    """Send all logging to standard error, and let engines started from here do as well.
+    """Send all logging to standard error, also that of engines started later.
 
     Args:
         format: `json`, `console`, or `auto`: console on a terminal, else JSON.
-        level: the least that is logged.
-        constant: on every line.
+        level: the lowest level that is logged.
+        constant: fields of every line.
 
     Raises:
-        ConfigError: no such format or level.
+        ConfigError: unknown format or level.
     """
     _handler[:] = [log_format.configure(format, level, fields=request_fields, constant=constant)]
     log_format.child_settings(format, level)
 
 
 def dropped_lines() -> int:
-    """Lines lost because the log's reader was too slow."""
+    """Number of lines dropped, as the reader of the log is too slow."""
     return sum(handler.dropped for handler in _handler)
 
 
 def request_fields() -> Mapping[str, Any]:
-    """What a line says of the request that the running task answers."""
+    """Log fields of the request that the current task answers."""
     context = current_request.get()
     if context is None:
         return {}
@@ -55,7 +55,7 @@ def request_fields() -> Mapping[str, Any]:
 
 
 def log_access(level: int, fields: dict[str, Any]) -> None:
-    """Write the line of an answered request; no call of `access_log.log`, which looks for its caller's line first."""
+    """Write an access-log line. This skips the search for the caller that `access_log.log` does."""
     record = logging.LogRecord(access_log.name, level, "", 0, "request", None, None)
     record.fields = fields
     access_log.handle(record)
@@ -66,9 +66,9 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def access_fields(context: RequestContext, scope: Scope, status: int) -> dict[str, Any]:
-    """What the line of an answered request says, beside its ids; what is None is left out.
+    """Fields of the access-log line of a request, besides its ids. Fields that are None are left out.
 
-    No prompt and no answer is among it, unless the server was asked to log prompts.
+    It holds no prompt and no completion, unless the server is set to log prompts.
     """
     client = scope.get("client")
     fields: dict[str, Any] = {

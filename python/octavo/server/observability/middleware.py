@@ -11,7 +11,8 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from octavo.server.observability.logs import access_fields, access_log, log_access
-from octavo.server.observability.metrics import AUTH_FAILURES, REJECTIONS, Metrics
+from octavo.server.observability.metric_definitions import AUTH_FAILURES, REJECTIONS
+from octavo.server.observability.metrics import Metrics
 from octavo.server.observability.request_context import RequestContext, current_request
 from octavo.server.observability.spans import Spans, span_attributes
 from octavo.server.transport.http import ERROR_CODE, REFUSED, Receive, Scope, Send, refuse

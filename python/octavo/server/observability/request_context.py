@@ -1,4 +1,4 @@
-"""What is known of one HTTP request while it is answered, for its log lines, its trace and its metrics."""
+"""Context of one HTTP request for its log lines, its trace and its metrics."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["RequestContext", "context_of", "current_request"]
 
 _KEY = "octavo.request"
 current_request: ContextVar[RequestContext | None] = ContextVar("octavo_request", default=None)
-"""The request that the running task answers; None outside of one."""
+"""The request that the current task answers; None outside of a request."""
 
 
 class RequestContext:
     """One HTTP request.
 
     Attributes:
-        request_id: the client's where harmless, else a fresh one.
-        trace: the one it belongs to; None without.
-        arrival: `time.monotonic()` when its head was there.
-        arrival_ns: Unix time in nanoseconds of the same.
-        send: ASGI's, without what notes the status; None where nothing does.
-        status: of the answer; 499 when the client left before it, 0 until either.
-        error_code: of the error object that was answered, also within a stream.
-        record: of the generation, once there is one.
-        model: that a command is about.
-        key_name: of the key it came with.
-        disconnected: whether the client left before the answer's end.
-        prompt: what to log of the prompt where prompts are logged.
+        request_id: from the client if it is valid, else a new one.
+        trace: the trace it belongs to; None without a trace.
+        arrival: `time.monotonic()` when its head had arrived.
+        arrival_ns: the same as Unix time in nanoseconds.
+        send: ASGI's, without the middleware that records the status; None without that middleware.
+        status: of the response; 0 before it begins.
+        error_code: code of the error object in the response, also within a stream.
+        record: of the generation, once it begins.
+        model: the model of an admin command.
+        key_name: name of its API key.
+        disconnected: whether the client left before the response was complete.
+        prompt: the part of the prompt to log, if prompts are logged.
     """
 
     __slots__ = (
@@ -61,12 +61,12 @@ class RequestContext:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What every answer says: `X-Request-Id`, and of its trace when it has one."""
+        """Headers of every response: `X-Request-Id` and those of its trace."""
         own = [(b"x-request-id", self.request_id.encode())]
         return own if self.trace is None else own + self.trace.headers
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """A request's context; made when nobody has yet."""
+    """The context of a request; a new one if it has none."""
     context: RequestContext | None = scope.get(_KEY)
     return RequestContext(scope) if context is None else context

@@ -1,4 +1,4 @@
-"""Times and counts of one request, taken down as its pieces arrive."""
+"""Times and token counts of one request, recorded as its tokens arrive."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ class Wait(Protocol):
 
 
 class RequestRecord:
-    """Times and counts of one request as its pieces arrive.
+    """Times and token counts of one request.
 
-    `add` runs once a chunk: it looks nothing up, and all that concerns the request as a whole waits for `finish`.
+    `add` runs for each chunk, so it looks nothing up; the values of the whole request are recorded by `finish`.
 
     Args:
         metrics: of the server.
-        model: the engine's model name, the label.
-        prompt_tokens: of all its prompts together.
+        model: name of the engine's model, the label.
+        prompt_tokens: of all prompts together.
         num_prompts: of the request.
-        name: the name the request asked for, where it is another.
+        name: the name in the request, if it differs.
         variant: the version that answers.
-        engine: label, of the engine that answers.
-        arrival: `time.monotonic()` when the request came; now when None.
+        engine: label of the engine that answers.
+        arrival: `time.monotonic()` when the request arrived; None for now.
 
     Attributes:
-        completion_tokens: generated so far.
-        finish_reason: of its answers that have ended; several different ones joined by commas.
+        completion_tokens: tokens generated so far.
+        finish_reason: of the completions that have ended; several different ones joined by commas.
     """
 
     __slots__ = (
@@ -99,10 +99,10 @@ class RequestRecord:
         self._gap_bounds = series.inter_token.bounds
         self._gap_counts = series.inter_token.counts
 
-    # -------------------------------------------------------- as it goes
+    # -------------------------------------------------------- events
 
     def begin(self, params: SamplingParams) -> None:
-        """What it asks for; once, before it is submitted."""
+        """Record the parameters, once, before the request is submitted."""
         self._params = params
         self._began = _now()
         self._num_answers = len(self._cached) * params.n
@@ -113,11 +113,11 @@ class RequestRecord:
 
     @property
     def _admitted(self) -> float:
-        """When the engine began with it; before that is told, when it went to the engine."""
+        """When the engine began to run it; before that is known, when the engine got it."""
         return (self._began or self._arrival) + (self.queue_time or 0.0)
 
     def add(self, prompt: int, choice: int, delta: OutputDelta) -> None:
-        """Count a piece of answer `choice`, of prompt `prompt`."""
+        """Count new tokens of completion `choice`, which belongs to prompt `prompt`."""
         now = _now()
         count = len(delta.token_ids)
         if count:
@@ -126,7 +126,7 @@ class RequestRecord:
                 self._begin_answer(prompt, choice, delta, now)
             else:
                 gap = now - before
-                # Tokens that came together share the time since the last ones.
+                # Tokens that arrive together share the time since the last token.
                 self._gap_counts[bisect_left(self._gap_bounds, gap if count == 1 else gap / count)] += count
                 self._gaps.total += gap
             self._last[choice] = self._last_at = now
@@ -138,7 +138,7 @@ class RequestRecord:
             self._end_answer(delta.finish_reason)
 
     def add_token(self, choice: int) -> None:
-        """Count one more token of an answer that has begun; as `add` does, for what is pushed a token at a time."""
+        """Count one more token of a completion that has begun. A faster `add` for pushed tokens."""
         now = _now()
         gap = now - self._last[choice]
         self._gap_counts[bisect_left(self._gap_bounds, gap)] += 1
@@ -150,7 +150,7 @@ class RequestRecord:
             self._tokens[choice] = self._tokens.get(choice, 0) + 1
 
     def has_begun(self, choice: int) -> bool:
-        """Whether an answer's first token was counted."""
+        """Whether a completion's first token was counted."""
         return choice in self._last
 
     def _begin_answer(self, prompt: int, choice: int, delta: OutputDelta, now: float) -> None:
@@ -175,7 +175,7 @@ class RequestRecord:
         self._finish_reasons.append(reason)
 
     def finish(self) -> None:
-        """The whole request is answered."""
+        """The request is complete."""
         self._ended = now = _now()
         series, arrival, first = self._series, self._arrival, self._first or now
         admitted = self._admitted
@@ -205,10 +205,10 @@ class RequestRecord:
                 self._variant.per_token.observe(per_token)
 
     def abandon(self) -> None:
-        """The request ended early: by the error that is being handled, else because its client left.
+        """The request ended early: by the error being handled, else because its client left.
 
-        One that was refused before anything of it ran has no end to count, as at vLLM: it is among HTTP's statuses, the
-        errors by code and, for want of room, the rejections.
+        As in vLLM, a request that was refused before it ran does not count as ended. The HTTP status, the errors by
+        code and the rejections count it.
         """
         self._ended = _now()
         error = sys.exc_info()[1]
@@ -229,7 +229,7 @@ class RequestRecord:
         self._series.source_cached.value += cached
         self._series.source_computed.value += self.prompt_tokens - cached
 
-    # -------------------------------------------------------- what it came to
+    # -------------------------------------------------------- results
 
     @property
     def cached_tokens(self) -> int:
@@ -238,7 +238,7 @@ class RequestRecord:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why its answers ended; different reasons joined by commas, None before the first end."""
+        """Why its completions ended; different reasons joined by commas, None before the first end."""
         return ",".join(dict.fromkeys(self._finish_reasons)) or None
 
     @property
@@ -248,9 +248,9 @@ class RequestRecord:
 
     @property
     def queue_time(self) -> float | None:
-        """Seconds that it waited for its turn; None where it did not come to that.
+        """Seconds in the queue; None if it never joined the queue.
 
-        The engine's own queue is counted once there is a token.
+        The time in the engine's queue is included once there is a token.
         """
         waited = None if self._wait is None else self._wait.waited
         if waited is None or not self._started:
@@ -274,7 +274,7 @@ class RequestRecord:
 
     @property
     def time_per_output_token(self) -> float | None:
-        """Mean seconds a token of an answer after its first; None without such tokens."""
+        """Mean seconds per token after the first token of a completion; None without such tokens."""
         answers = len(self._last)
         if not answers or self.completion_tokens <= answers:
             return None
@@ -292,25 +292,25 @@ class RequestRecord:
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Of the answers that have ended, in that order."""
+        """Finish reasons of the completions that have ended, in that order."""
         return list(self._finish_reasons)
 
     @property
     def max_tokens(self) -> int | None:
-        """As asked for."""
+        """From the request."""
         return None if self._params is None else self._params.max_tokens
 
     @property
     def temperature(self) -> float | None:
-        """As asked for."""
+        """From the request."""
         return None if self._params is None else self._params.temperature
 
     @property
     def top_p(self) -> float | None:
-        """As asked for."""
+        """From the request."""
         return None if self._params is None else self._params.top_p
 
     @property
     def num_answers(self) -> int:
-        """Answers asked for, a prompt."""
+        """Completions per prompt."""
         return 1 if self._params is None else self._params.n

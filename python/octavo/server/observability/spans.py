@@ -1,4 +1,4 @@
-"""A span a request, sent to an OpenTelemetry collector by a thread. Needs `pip install octavo[otel]`."""
+"""One span for each request, sent to an OpenTelemetry collector by a thread. Needs `pip install octavo[otel]`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _EXPORT_TIMEOUT_S = 5.0
 
 
 def traces_url(url: str) -> str:
-    """Where a collector takes spans: its address, with OTLP's own path where it names none.
+    """The URL of a collector, with OTLP's default path if it has none.
 
     Raises:
-        ConfigError: no address.
+        ConfigError: not a URL.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigError(
-            f"otlp_traces_endpoint: {url!r} is no address of a collector; give such as http://localhost:4318/v1/traces "
-            "(OTLP over HTTP; gRPC's port 4317 does not speak it)"
+            f"otlp_traces_endpoint: {url!r} is not the URL of a collector; use for example "
+            "http://localhost:4318/v1/traces (OTLP over HTTP; port 4317 is for gRPC, which is not supported)"
         )
     return urlunsplit(parts._replace(path=_DEFAULT_PATH)) if parts.path in ("", "/") else url
 
@@ -39,15 +39,15 @@ def traces_url(url: str) -> str:
 class Spans:
     """Exports the spans of answered requests.
 
-    A span is made when its request has ended and queued; a thread sends what is queued. When the collector is away,
-    what does not fit in the queue is dropped.
+    A span is queued when its request has ended, and a thread sends the queue. If the collector is down, spans that do
+    not fit in the queue are dropped.
 
     Args:
-        endpoint: of the collector, for OTLP over HTTP.
-        exporter: another way to send (tests).
+        endpoint: URL of the collector, for OTLP over HTTP.
+        exporter: sends the spans instead (tests).
 
     Raises:
-        ConfigError: OpenTelemetry is not installed, or the endpoint is none.
+        ConfigError: OpenTelemetry is not installed, or the endpoint is not a URL.
     """
 
     def __init__(self, endpoint: str, exporter: SpanExporter | None = None) -> None:
@@ -65,7 +65,7 @@ class Spans:
             ) from None
 
         class Ids(IdGenerator):
-            """Gives the ids that the request's answer and log lines carry already."""
+            """Returns the ids that the request's response and log lines already carry."""
 
             trace_id = 0
             span_id = 0
@@ -80,7 +80,7 @@ class Spans:
 
         self._api = trace
         self._ids = Ids()
-        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES stand before these.
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence.
         resource = Resource.create({"service.version": __version__}).merge(Resource.create())
         if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "octavo"}))
@@ -88,18 +88,18 @@ class Spans:
         exporter = exporter or OTLPSpanExporter(endpoint, timeout=_EXPORT_TIMEOUT_S)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("octavo.server", __version__)
-        # A collector that is away is no reason for a traceback a batch.
+        # A collector that is down must not log a traceback for each batch.
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)
 
     def add(self, context: RequestContext, name: str, end_ns: int, attributes: Mapping[str, Any], error: bool) -> None:
         """Queue the span of a request that has ended.
 
         Args:
-            context: of the request; one without a trace is passed over.
+            context: of the request; without a trace it is skipped.
             name: of the span.
             end_ns: Unix time.
-            attributes: None among them are left out.
-            error: whether the server failed.
+            attributes: those that are None are left out.
+            error: the server failed to answer.
         """
         trace, api = context.trace, self._api
         if trace is None:
@@ -118,7 +118,7 @@ class Spans:
         self._ids.trace_id, self._ids.span_id = int(trace.trace_id, 16), int(trace.span_id, 16)
         span = self._tracer.start_span(
             name,
-            # An empty context, not none: none would stand for whatever span the running task is in.
+            # An empty context: None would mean the span of the current task.
             context=api.set_span_in_context(api.INVALID_SPAN) if parent is None else parent,
             kind=api.SpanKind.SERVER,
             attributes={key: value for key, value in attributes.items() if value is not None},
@@ -129,16 +129,16 @@ class Spans:
         span.end(end_ns)
 
     def flush(self) -> None:
-        """Send what is queued; blocks."""
+        """Send all queued spans; blocks."""
         self._provider.force_flush(round(_EXPORT_TIMEOUT_S * 1000))
 
     def close(self) -> None:
-        """Flush, and end the thread; blocks."""
+        """Send all queued spans and end the thread; blocks."""
         self._provider.shutdown()
 
 
 def span_attributes(context: RequestContext, method: str, route: str, status: int) -> dict[str, Any]:
-    """OpenTelemetry's names for what is known of a request; no prompt and no answer is among it."""
+    """Span attributes of a request, with OpenTelemetry's names; neither prompts nor completions."""
     attributes: dict[str, Any] = {
         "http.request.method": method,
         "http.route": route,

@@ -1,4 +1,4 @@
-"""W3C trace context: which trace a request belongs to. Needs no OpenTelemetry; `spans` exports."""
+"""W3C trace context: the trace that a request belongs to. It needs no OpenTelemetry; `spans` exports spans."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _MAX_TRACESTATE = 512
 _MAX_MEMBERS = 32
 _KEY = r"[a-z0-9][a-z0-9_\-*/]{0,240}(?:@[a-z][a-z0-9_\-*/]{0,13})?"
 _MEMBER = re.compile(rf"({_KEY})=([\x20-\x2b\x2d-\x3c\x3e-\x7e]{{0,255}}[\x21-\x2b\x2d-\x3c\x3e-\x7e])")
-# Ids are to be unlike each other, not secret.
+# Ids must be unique, not secret.
 _random = random.Random()  # noqa: S311
 
 
 class Trace:
-    """A trace and our span in it.
+    """A trace and this server's span in it.
 
     Args:
-        trace_id: 32 hex digits; a new trace when None.
-        parent_id: 16 hex digits, the caller's span; None when the trace begins here.
+        trace_id: 32 hex digits; None for a new trace.
+        parent_id: 16 hex digits, the caller's span; None if the trace begins here.
         sampled: whether the caller records it.
-        tracestate: the caller's, checked; empty for none.
+        tracestate: from the caller, checked; empty for none.
 
     Attributes:
-        span_id: 16 hex digits, ours.
+        span_id: 16 hex digits, this server's span.
     """
 
     __slots__ = ("parent_id", "sampled", "span_id", "trace_id", "tracestate")
@@ -48,13 +48,13 @@ class Trace:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What an answer says of it: `X-Trace-Id` and `traceresponse`."""
+        """Response headers: `X-Trace-Id` and `traceresponse`."""
         response = f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
         return [(b"x-trace-id", self.trace_id.encode()), (b"traceresponse", response.encode())]
 
 
 def trace_of(headers: list[tuple[bytes, bytes]]) -> Trace | None:
-    """The trace that a request's headers name; None without one, or where it is invalid, as the standard asks."""
+    """The trace in a request's headers; None if it is missing or, as the standard asks, invalid."""
     parents = [value for name, value in headers if name == b"traceparent"]
     if len(parents) != 1:
         return None
@@ -69,7 +69,7 @@ def trace_of(headers: list[tuple[bytes, bytes]]) -> Trace | None:
 
 
 def parse_tracestate(state: bytes) -> str:
-    """A `tracestate` header, tidied; empty when it is invalid: then the trace goes on without it."""
+    """A `tracestate` header, normalized; empty if it is invalid, as the trace goes on without it."""
     if len(state) > _MAX_TRACESTATE:
         return ""
     members = [member.strip(" \t") for member in state.decode("latin-1").split(",")]

@@ -1,4 +1,4 @@
-"""Compilations that wait for a thread: tenants take turns, so who sends many waits behind itself."""
+"""Queue of compilations: round robin between tenants, so a flood delays only its sender."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["CompileQueue"]
 Result = TypeVar("Result")
 
 _NUM_THREADS = 2
-# The compiler releases the interpreter's lock; so few leave the loop and the text threads a core.
+# The compiler releases the GIL. Few threads leave cores to the event loop and the text threads.
 _threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="octavo-compile")
 
 
 class CompileQueue:
-    """What one server compiles. Of its event loop alone.
+    """Compilations of one server, used from its event loop only.
 
     Args:
         limit: compilations that may wait.
@@ -35,14 +35,14 @@ class CompileQueue:
         self._num_running = 0
 
     def submit(self, tenant: str, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Run `work` in a thread when the tenant's turn comes; never, where the future is cancelled before.
+        """Run `work` in a thread at the tenant's turn, unless the future is cancelled before.
 
         Raises:
-            QueueFull: too much waits already.
+            QueueFull: too many compilations wait.
         """
         if self._num_waiting >= self._limit:
             raise QueueFull(
-                f"The server is busy: {self._num_waiting} constraints wait to be compiled (max_queue_requests "
+                f"The server is busy: {self._num_waiting} constraints wait for compilation (max_queue_requests "
                 f"{self._limit}); try again later",
                 1.0,
             )
@@ -57,7 +57,7 @@ class CompileQueue:
         return future
 
     def _leave(self, tenant: str, future: asyncio.Future[Any]) -> None:
-        """Who is told no more takes no place, and keeps no text, until the turn comes."""
+        """Remove a cancelled compilation, so that it takes no place and keeps no text."""
         jobs = self._waiting.get(tenant)
         if jobs is None or jobs.pop(future, None) is None:
             return

@@ -1,4 +1,4 @@
-"""Turns among the tenants of one priority class, by virtual time; see `admission`."""
+"""Fair queue of one priority class: tenants take turns by virtual time. See `admission_queue`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_TENANTS = 4096
 
 
 class Ticket:
-    """One prompt that waits for the engine, or is in it."""
+    """One prompt that waits for the engine or runs in it."""
 
     __slots__ = ("answers", "cost", "entered", "left", "level", "number", "prompt_tokens", "started", "tenant", "turn")
 
@@ -30,13 +30,13 @@ class Ticket:
 
 
 class _Tenant:
-    """One tenant's requests of one class.
+    """Requests of one tenant and class.
 
     Attributes:
         tag: the virtual time up to which it has been charged.
-        owed: tokens still to be charged (given back where negative), at its next turn.
-        waiting: tickets, first come first.
-        listed: whether it is in its class's heap.
+        owed: tokens to charge at its next turn; negative to give back.
+        waiting: tickets in the order of their arrival.
+        listed: whether it is in the heap of its class.
     """
 
     __slots__ = ("listed", "owed", "tag", "waiting")
@@ -49,11 +49,11 @@ class _Tenant:
 
 
 class ClassQueue:
-    """All requests of one priority class: tenants in turn.
+    """Requests of one priority class, round robin between tenants.
 
     Attributes:
-        tag: the virtual time, over the classes, up to which it has been charged.
-        waiting: tickets.
+        tag: the virtual time, shared by all classes, up to which it has been charged.
+        waiting: number of tickets.
     """
 
     def __init__(self, weight: float) -> None:
@@ -66,14 +66,14 @@ class ClassQueue:
         self._order = 0
 
     def push(self, ticket: Ticket) -> None:
-        """Add a ticket behind those of its tenant."""
+        """Add a ticket behind the others of its tenant."""
         tenant = self._tenants.get(ticket.tenant)
         if tenant is None:
             if len(self._tenants) >= _MAX_TENANTS:
                 self._forget_idle()
             tenant = self._tenants[ticket.tenant] = _Tenant()
         if not tenant.waiting:
-            # Who was away gets no credit for that.
+            # A tenant gets no credit for the time without requests.
             tenant.tag = max(tenant.tag + tenant.owed, self._virtual)
             tenant.owed = 0
         tenant.waiting[ticket.number] = ticket
@@ -82,17 +82,17 @@ class ClassQueue:
             self._list(tenant)
 
     def remove(self, ticket: Ticket) -> None:
-        """Forget a ticket that waits."""
+        """Remove a waiting ticket."""
         del self._tenants[ticket.tenant].waiting[ticket.number]
         self.waiting -= 1
 
     def first(self) -> Ticket | None:
-        """The ticket whose turn it is."""
+        """The next ticket."""
         while self._heap:
             tag, _, tenant = self._heap[0]
             if tenant.waiting and tag == tenant.tag:
                 return next(iter(tenant.waiting.values()))
-            # Its tickets were taken back since it was listed.
+            # Its tickets were removed since it was listed.
             heapq.heappop(self._heap)
             tenant.listed = False
             if tenant.waiting:
@@ -100,7 +100,7 @@ class ClassQueue:
         return None
 
     def pop(self, ticket: Ticket) -> None:
-        """Take the ticket that `first` gave, and charge its tenant."""
+        """Take the ticket that `first` returned, and charge its tenant."""
         tag, _, tenant = heapq.heappop(self._heap)
         tenant.listed = False
         self.remove(ticket)
@@ -112,7 +112,7 @@ class ClassQueue:
             self._list(tenant)
 
     def settle(self, ticket: Ticket, used: int) -> None:
-        """Charge what was used instead of what was expected."""
+        """Charge the tokens used instead of those expected."""
         tenant = self._tenants.get(ticket.tenant)
         if tenant is not None:
             tenant.owed += used - ticket.cost

@@ -1,4 +1,4 @@
-"""One HTTP exchange over raw ASGI: the body within its limit, the answer, and a watch on the client's presence."""
+"""HTTP over plain ASGI: reads a request's body within its limit, and sends a JSON response or a stream of events."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FAULT = "octavo.fault"
 REFUSED = "octavo.refused"
 """Scope type of a request that cannot be parsed. The same key of the scope holds the error to answer with."""
 
-# Not for secrets. The system's random numbers cost a turn of the interpreter's lock, for which text threads wait.
+# Not for secrets. The random numbers of the system would release the GIL, and the text threads compete for it.
 _fresh = random.Random().getrandbits  # noqa: S311
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _JSON = [(b"content-type", b"application/json")]
@@ -61,28 +61,28 @@ _encoder = msgspec.json.Encoder()
 
 
 class ErrorFormat:
-    """How the errors of a route look; this one is OpenAI's. `error` is the object that `describe` gives."""
+    """Format of a route's errors: OpenAI's by default. `error` is the object from `describe`."""
 
     def status(self, status: int, error: dict[str, Any]) -> int:
-        """The answer's status, where it differs."""
+        """The status of the response."""
         return status
 
     def body(self, status: int, error: dict[str, Any]) -> Any:
-        """The answer's JSON value."""
+        """The JSON value of the response."""
         return {"error": error}
 
     def last_event(self, status: int, error: dict[str, Any]) -> bytes:
-        """The end of a stream that has begun."""
+        """The last event of a stream that has begun."""
         payload = {"error": {**error, "code": error["code"] or status}}
         return b"data: " + _encoder.encode(payload) + b"\n\ndata: [DONE]\n\n"
 
 
 class ClientGone(Exception):
-    """The client went away before its request was read."""
+    """The client left before its request was read."""
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The first header of a (lower case) name."""
+    """The first header with a name, which must be in lower case."""
     for key, value in scope["headers"]:
         if key == name:
             return bytes(value).decode("latin-1")
@@ -90,26 +90,27 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 def request_id_of(scope: Scope) -> str:
-    """The client's `X-Request-Id` where it is harmless, else a fresh one."""
+    """The client's `X-Request-Id` if it is valid, else a new one."""
     given = header(scope, b"x-request-id")
     return given if given and _REQUEST_ID.fullmatch(given) else f"{_fresh(128):032x}"
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, take: Callable[[int], None] | None = None) -> bytes:
-    """The whole body, of `limit` bytes at most.
+    """The whole body of a request.
 
     Args:
         scope: ASGI's.
         receive: ASGI's.
-        limit: bytes.
-        take: is told of each part's bytes before it is kept, and may raise.
+        limit: maximum number of bytes.
+        take: called with the number of bytes of each part before it is kept; may raise.
 
     Raises:
         BodyTooLarge, ClientGone.
+        InvalidRequest: the rest of the body is malformed or does not arrive.
     """
     declared = header(scope, b"content-length")
     if declared and declared.isdigit() and int(declared) > limit:
-        raise BodyTooLarge(f"The body of {declared} bytes is longer than {limit} bytes; send less")
+        raise BodyTooLarge(f"The body has {declared} bytes and the limit is {limit}; send less")
     parts = []
     size = 0
     while True:
@@ -122,7 +123,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, take: Callable[[
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise BodyTooLarge(f"The body is longer than {limit} bytes; send less")
+            raise BodyTooLarge(f"The body is longer than the limit of {limit} bytes; send less")
         if take is not None:
             take(len(part))
         parts.append(part)
@@ -131,7 +132,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, take: Callable[[
 
 
 async def wait_gone(receive: Receive) -> None:
-    """Return once the client has gone."""
+    """Return once the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -153,15 +154,15 @@ def _no_chunks(_: bytes) -> bool:
 
 
 class Reply:
-    """The answer of one exchange: one JSON object, or a stream of server-sent events.
+    """The response to one request: one JSON object, or a stream of server-sent events.
 
     Attributes:
-        status: of the answer; 0 until it has begun.
+        status: of the response; 0 until it has begun.
         streaming: whether events are being sent.
-        num_events: sends of a stream so far; tells whether it is silent.
-        errors: how failures look from here on.
-        headers: sent with whatever the answer is; lower case.
-        error_code: of the error that was answered.
+        num_events: number of sends of the stream so far, to detect silence.
+        errors: format of errors from now on.
+        headers: of any response; lower case.
+        error_code: code of the error in the response.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Reply:
         self.error_code: str | None = None
 
     async def json(self, payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        """Answer with one object."""
+        """Send one JSON value."""
         await self.body(_encoder.encode(payload), status, _JSON, headers)
 
     async def body(
@@ -191,46 +192,46 @@ class Reply:
         fixed: list[tuple[bytes, bytes]] = _JSON,
         headers: dict[str, str] | None = None,
     ) -> None:
-        """Answer with bytes."""
+        """Send a whole body."""
         extra = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [*fixed, length, *extra])
         await self._send({"type": "http.response.body", "body": body})
 
     async def events(self, headers: list[tuple[bytes, bytes]] = EVENTS) -> None:
-        """Begin a stream of events, or of whatever `headers` say."""
+        """Begin a stream of events, or of the content type in `headers`."""
         self.streaming = True
         await self._start(200, headers)
 
     async def event(self, data: bytes) -> None:
-        """Send `data`, a framed event or several."""
+        """Send `data`, one or several framed events."""
         if not self.try_event(data):
             self.num_events += 1
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     def try_event(self, data: bytes) -> bool:
-        """As `event`, at once; False where that cannot be: the client is behind, or the connection is not ours."""
+        """Send `data` at once, without waking a task. False if that is impossible, as the client reads too slowly."""
         if self._chunks(data):
             self.num_events += 1
             return True
         return False
 
     async def comment(self, data: bytes, headers: list[tuple[bytes, bytes]] = EVENTS) -> None:
-        """Send `data`, which clients ignore and proxies take for life; begins the stream where nothing has."""
+        """Send `data`, a comment that keeps proxies from closing the connection. Begins the stream if necessary."""
         if not self.streaming:
             await self.events(headers)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_events(self, last: bytes = b"") -> None:
-        """End the stream, after `last`, as OpenAI does."""
+        """Send `last` and end the stream as OpenAI does."""
         await self.end_stream(last + b"data: [DONE]\n\n")
 
     async def end_stream(self, last: bytes = b"") -> None:
-        """End the stream with `last` and nothing after it."""
+        """Send `last` and end the stream."""
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def fail(self, error: BaseException) -> None:
-        """Answer with an error object; within a stream, as its last event."""
+        """Send an error object, within a stream as its last event."""
         status, payload, headers = describe(error)
         self.error_code = payload["error"]["code"]
         if not self.status:

@@ -105,8 +105,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._arrival: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
-    # ------------------------------------------------------- connection
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the first request."""
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -179,8 +177,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
         self._watch_reader()
 
-    # ------------------------------------------------------- parser callbacks
-
     def on_message_begin(self) -> None:
         """A request begins to arrive."""
         if self._resuming:
@@ -247,8 +243,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         if not self.cycle.keep_alive:
             self._ended = True
-
-    # ------------------------------------------------------- requests
 
     def _is_busy(self) -> bool:
         """Whether a whole request waits for its response."""
@@ -353,8 +347,6 @@ class HttpProtocol(HttpToolsProtocol):
             cycle.message_event.set()
             cycle.scope.pop("extensions", None)
         self.flow.resume_writing()
-
-    # ------------------------------------------------------- slow clients
 
     def _await_request(self) -> None:
         self._stop_waiting()

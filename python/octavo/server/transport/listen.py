@@ -1,4 +1,4 @@
-"""A port, taken before anything long begins."""
+"""Listening sockets, bound before anything slow begins."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from octavo.errors import ConfigError
 __all__ = ["BACKLOG", "allow_many_files", "bind", "bind_shared"]
 
 BACKLOG = 2048
-# A machine that goes without a word, as when a cable is pulled, is taken for gone by the kernel within a minute: asked
-# when it says nothing, and when it does not take what was sent. Connections have it from their listener.
-_SIGNS_OF_LIFE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+# The kernel closes the connection of a machine that vanished (a pulled cable) within a minute, if it is idle or if it
+# has unsent data. Connections inherit this from their listener.
+_KEEP_ALIVE_OPTIONS = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 _MAX_FILES = 1 << 16
 
 
 def allow_many_files() -> None:
-    """Let this process have as many connections as it may: shells give 1024 where most systems allow far more."""
+    """Raise the limit of open files to what the system allows: shells set 1024, which limits the connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -32,22 +32,22 @@ def bind(host: str, port: int, *, shared: bool = False, prefix: str = "") -> soc
 
     Args:
         host: an address or name of this machine.
-        port: 0 for any free one.
-        shared: others of this user may listen on it too, and the kernel spreads connections.
-        prefix: of the options that gave host and port, for messages: `admin_`.
+        port: 0 for any free port.
+        shared: other processes of this user may listen on it too; the kernel distributes connections.
+        prefix: of the options for host and port in messages: `admin_`.
 
     Raises:
-        ConfigError: in use, not allowed, or no such address.
+        ConfigError: the port is in use or not allowed, or the address is unknown.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(f"{prefix}host: {host!r} port {port} is no address of this machine ({error})") from None
+        raise ConfigError(f"{prefix}host: {host!r} port {port} is not an address of this machine ({error})") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _SIGNS_OF_LIFE.items():
+        for name, value in _KEEP_ALIVE_OPTIONS.items():
             if hasattr(socket, name):
                 listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         if shared:
@@ -68,14 +68,14 @@ def bind(host: str, port: int, *, shared: bool = False, prefix: str = "") -> soc
 
 
 def bind_shared(host: str, port: int, count: int) -> list[socket.socket]:
-    """So many listeners on one port, among which the kernel spreads connections.
+    """Several listeners on one port; the kernel distributes connections.
 
     Raises:
-        ConfigError: as `bind`; a port that another program shares counts as in use.
+        ConfigError: as `bind`. A port that another program shares counts as in use.
     """
     if count == 1:
         return [bind(host, port)]
-    # Sharing alone would join whoever shares the port already.
+    # A shared bind alone would succeed on a port that another program shares.
     with bind(host, port) as probe:
         port = probe.getsockname()[1]
     return [bind(host, port, shared=True) for _ in range(count)]

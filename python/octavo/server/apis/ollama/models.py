@@ -18,8 +18,8 @@ from octavo.errors import InvalidRequest, ModelNotServed
 from octavo.server.apis.ollama.requests import ModelBody
 from octavo.server.apis.openai.requests import decode
 from octavo.server.error_responses import Forbidden
-from octavo.server.models.entry import ModelEntry
 from octavo.server.models.model_handle import ModelHandle
+from octavo.server.models.registry_entry import RegistryEntry
 from octavo.server.request.endpoint import Call
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ async def _unload(call: Call, name: str) -> None:
 # -------------------------------------------------------- what a model is
 
 
-def _details(entry: ModelEntry) -> dict[str, Any]:
+def _details(entry: RegistryEntry) -> dict[str, Any]:
     info = entry.info
     architecture = "" if info is None else str(info.architecture)
     family = re.sub(r"(For[A-Z]\w*|Model|LMHead\w*)$", "", architecture).lower() or "unknown"
@@ -130,13 +130,13 @@ def _details(entry: ModelEntry) -> dict[str, Any]:
     }
 
 
-def _source(entry: ModelEntry) -> str:
+def _source(entry: RegistryEntry) -> str:
     if entry.info is not None:
         return str(entry.info.name)
     return entry.id if entry.config is None else entry.config.model
 
 
-def _listed(entry: ModelEntry, name: str) -> dict[str, Any]:
+def _listed(entry: RegistryEntry, name: str) -> dict[str, Any]:
     details = _details(entry)
     size = 0 if entry.info is None else int(entry.info.weights_bytes)
     # Ollama's is of the files; ours tells models apart without reading them.
@@ -229,7 +229,7 @@ class Reads:
                     models.append(_listed(entry, name) | self._runs(entry))
         return json_response({"models": models})
 
-    def _runs(self, entry: ModelEntry) -> dict[str, Any]:
+    def _runs(self, entry: RegistryEntry) -> dict[str, Any]:
         info, granted = entry.info, self._state.registry.keep_alive(entry)
         left = None if granted is None else entry.last_used + granted - time.monotonic()
         return {

@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from octavo._core import __version__
 from octavo.server.error_responses import describe
-from octavo.server.models.entry import ModelEntry
+from octavo.server.models.registry_entry import RegistryEntry
 from octavo.server.state import ServerState
 from octavo.server.transport.http import json_response
 
@@ -22,7 +22,7 @@ def _failure(error: BaseException) -> Response:
     return json_response(payload, status, headers)
 
 
-def _model_object(entry: ModelEntry, name: str) -> dict[str, Any]:
+def _model_object(entry: RegistryEntry, name: str) -> dict[str, Any]:
     info = entry.info
     root = info.name if info is not None else entry.config.model if entry.config is not None else entry.id
     return {

@@ -1,4 +1,4 @@
-"""One model of the registry: its settings, its state, the engine that runs it and who waits for that."""
+"""One model of the registry: its settings, its state, its engine and the requests that wait for it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from octavo.errors import OctavoError
 from octavo.server.error_responses import EngineLoading, ModelUnavailable
 from octavo.server.models.model_handle import ClosableEngine, ModelHandle, split_id
 
-__all__ = ["EntrySettings", "LoadProgress", "ModelEntry", "ModelState"]
+__all__ = ["EntrySnapshot", "LoadProgress", "ModelState", "RegistryEntry"]
 
-# Between two loads that requests ask for, after one that failed; twice as long after each.
+# Pause between two loads that requests ask for, after a failed load. It doubles after each failure.
 _RETRY_S = 30.0
 _MAX_RETRY_S = 960.0
 
 
 class ModelState(str, Enum):
-    """Where a model stands.
+    """State of a model.
 
-    A draining model takes no new requests; its engine is closed when the last of those that run is over.
+    A draining model takes no new requests. Its engine is closed when the last running request is over.
     """
 
     UNLOADED = "unloaded"
@@ -37,11 +37,11 @@ class ModelState(str, Enum):
 
 
 class LoadProgress(msgspec.Struct):
-    """How far a load has come.
+    """Progress of a load.
 
     Attributes:
-        stage: `waiting` for other loads, what the engine says (`weights`...), `warm`.
-        done, total: of the stage; total 0 where it is not known.
+        stage: `waiting` for other loads, a stage that the engine reports (`weights`...), or `warm`.
+        done, total: of the stage; total is 0 if it is unknown.
     """
 
     stage: str = "waiting"
@@ -50,12 +50,12 @@ class LoadProgress(msgspec.Struct):
 
     @property
     def share(self) -> float:
-        """Of the stage, 0 to 1; 0 where it is not known."""
+        """Progress of the stage, 0 to 1; 0 if it is unknown."""
         return min(self.done / self.total, 1.0) if self.total > 0 else 0.0
 
 
-class EntrySettings(msgspec.Struct, frozen=True):
-    """What a model was before it was registered again; as of `ModelEntry`."""
+class EntrySnapshot(msgspec.Struct, frozen=True):
+    """Fields of a `RegistryEntry` before it was registered again."""
 
     config: EngineConfig | None
     keep_alive: float | None
@@ -65,32 +65,31 @@ class EntrySettings(msgspec.Struct, frozen=True):
     reason: str | None
 
 
-class ModelEntry:
-    """A model that can be loaded, and what became of it.
+class RegistryEntry:
+    """A model that can be loaded, with its state and its engine.
 
     Attributes:
         id: `name@version` or `name`, unique in the registry.
-        config: of its engine; None for an engine that was handed over running, which cannot be loaded again.
+        config: of its engine; None for an engine that was adopted while running and cannot be loaded again.
         state: see `ModelState`.
-        progress: of the load under way.
+        progress: of the running load.
         reason: why the last load failed.
         engine: while ready or draining.
-        leases: exchanges that use the engine now.
+        leases: requests that use the engine now.
         last_used: when the last lease began or ended, on the monotonic clock.
-        revivable: a load may take a drain back: nobody waits for the room.
-        closing: the drain has come to its end, the engine is being closed.
-        ending: the load under way has been cancelled.
-        removed: the registry knows it no more; nothing loads it again.
-        served: it has answered, or could have: from then on its id stands for this model.
-        loads_on_request: a request that names it may have it loaded; one that was given at run time and never loaded
-            waits for whoever gave it.
-        claims: swaps under way that are to put it up.
-        undo: takes back what made it known, should its first load come to nothing.
-        created: Unix time at which it was registered.
-        loaded_at: Unix time at which the engine was ready; None while there is none.
-        load_seconds: that the last load took.
-        keep_alive: idle seconds after which it is unloaded; None: as the server's setting, negative: never.
-        pinned: never unloaded to make room.
+        revivable: a load may cancel the drain, as no other model needs the memory.
+        closing: the drain is over and the engine is being closed.
+        ending: the running load was cancelled.
+        removed: the registry has removed it; it is never loaded again.
+        served: it was ready at least once. From then on its id always means this model.
+        loads_on_request: a request may load it. A model that was added at run time is loaded by its command first.
+        claims: running swaps that will serve it.
+        undo: undoes its registration if its first load fails.
+        created: Unix time of its registration.
+        loaded_at: Unix time at which the engine was ready; None without an engine.
+        load_seconds: duration of the last load.
+        keep_alive: idle seconds after which it is unloaded; None for the server's setting, negative for never.
+        pinned: never unloaded to free memory.
         info: the `ModelInfo` of the last load.
     """
 
@@ -112,7 +111,7 @@ class ModelEntry:
         self.keep_alive = keep_alive
         self.pinned = pinned
         self.info: Any = None
-        # At most one of each runs; other callers wait for it.
+        # At most one load and one drain run; other callers wait for them.
         self.loading: asyncio.Task[None] | None = None
         self.draining: asyncio.Task[None] | None = None
         self.closing = False
@@ -136,12 +135,12 @@ class ModelEntry:
 
     @property
     def version(self) -> str | None:
-        """What follows the `@`."""
+        """The part of the id after the `@`."""
         return split_id(self.id)[1]
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for the load."""
+        """Number of requests that wait for the load."""
         return len(self._waiters)
 
     @property
@@ -151,17 +150,17 @@ class ModelEntry:
 
     @property
     def bytes(self) -> int:
-        """Memory of weights and KV cache, as the last load measured it; 0 before the first."""
+        """Bytes of weights and KV cache, as measured by the last load; 0 before the first load."""
         return 0 if self.info is None else int(self.info.weights_bytes + self.info.kv_bytes)
 
     def healthy(self) -> bool:
-        """Whether it would answer a request now."""
+        """Whether it can answer a request now."""
         return self.trouble() is None
 
     def trouble(self) -> OctavoError | None:
-        """What keeps a ready model from answering."""
+        """The reason why it cannot answer; None if it can."""
         if self.state is not ModelState.READY or self.engine is None:
-            return ModelUnavailable(f"The model `{self.id}` is {self.state.value}.")
+            return ModelUnavailable(f"The model `{self.id}` is {self.state.value}")
         try:
             self.engine.check_health()
         except OctavoError as error:
@@ -169,40 +168,40 @@ class ModelEntry:
         return None
 
     def lost(self) -> bool:
-        """Whether the engine of a ready model has ended and nothing starts it again."""
+        """Whether the engine of a ready model has ended and is not restarted."""
         if self.state is not ModelState.READY or self.healthy():
             return False
-        # A supervised engine says where it stands; any other that has ended stays so.
+        # A supervised engine reports its state. Any other engine that has ended stays so.
         state: Any = getattr(self.engine, "state", None)
         return state is None or state().name == "dead"
 
-    def settings(self) -> EntrySettings:
-        """What `restore` brings back."""
-        return EntrySettings(self.config, self.keep_alive, self.pinned, self.info, self.state, self.reason)
+    def snapshot(self) -> EntrySnapshot:
+        """The fields that `restore` sets."""
+        return EntrySnapshot(self.config, self.keep_alive, self.pinned, self.info, self.state, self.reason)
 
-    def restore(self, settings: EntrySettings) -> None:
-        """Be again what it was, of a model that is not loaded."""
-        self.config, self.keep_alive, self.pinned = settings.config, settings.keep_alive, settings.pinned
-        self.info, self.state, self.reason = settings.info, settings.state, settings.reason
+    def restore(self, before: EntrySnapshot) -> None:
+        """Set the fields of a model that is not loaded back to a snapshot."""
+        self.config, self.keep_alive, self.pinned = before.config, before.keep_alive, before.pinned
+        self.info, self.state, self.reason = before.info, before.state, before.reason
 
     # -------------------------------------------------------- leases
 
     def lease(self, name: str) -> ModelHandle:
-        """The model under the name that answers are to carry, counted as in use; `release` it."""
+        """A handle of the model for one request, under the name that responses carry. Call `release` afterwards."""
         self.leases += 1
         self.last_used = time.monotonic()
         return self.handle(name)
 
     def release(self) -> None:
-        """One exchange is over."""
+        """One request is over."""
         self.leases -= 1
         self.last_used = time.monotonic()
-        assert self.leases >= 0, "a lease was given back twice"
+        assert self.leases >= 0, "a lease was released twice"
         if not self.leases:
             self._idle.set()
 
     def handle(self, name: str) -> ModelHandle:
-        """The model under a name, not counted as in use."""
+        """A handle of the model under a name, not counted as in use."""
         handle = self._handles.get(name)
         if handle is None:
             assert self.engine is not None
@@ -210,12 +209,12 @@ class ModelEntry:
         return handle
 
     def grant(self, seconds: float) -> None:
-        """Running requests get so many seconds from now, whatever a drain under way gave them."""
+        """Give running requests this many seconds from now, instead of what a running drain gave them."""
         self._drain_ends = time.monotonic() + seconds
         self._idle.set()
 
     async def drained(self) -> None:
-        """Return once no exchange uses the engine, the model is revived, or the time granted is over."""
+        """Return once no request uses the engine, the drain was cancelled, or the granted time is over."""
         while self.leases and self.state is ModelState.DRAINING:
             left = self._drain_ends - time.monotonic()
             if left <= 0:
@@ -225,10 +224,10 @@ class ModelEntry:
                 await asyncio.wait_for(self._idle.wait(), left)
 
     async def wait(self, name: str, seconds: float) -> ModelHandle:
-        """A lease, as soon as the load that is under way has ended well.
+        """Wait for the running load and take a lease.
 
         Raises:
-            EngineLoading: not within `seconds`.
+            EngineLoading: the load took longer than `seconds`.
             OctavoError: the load failed.
         """
         future: asyncio.Future[ModelHandle] = asyncio.get_running_loop().create_future()
@@ -244,23 +243,23 @@ class ModelEntry:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
         if not done:
-            raise EngineLoading(f"The model `{self.id}` is still loading; try again in a moment.")
+            raise EngineLoading(f"The model `{self.id}` is still loading; try again in a moment")
         return future.result()
 
     # -------------------------------------------------------- changes of state
 
     def begin(self) -> None:
-        """A load begins, unless it has to wait for a drain to end."""
+        """Begin to load, unless a drain has to end first."""
         if self.state is not ModelState.DRAINING:
             self.state = ModelState.LOADING
             self.reason = None
             self.progress = LoadProgress()
 
     def revive(self) -> bool:
-        """Serve again from an engine that drains, where that is not too late.
+        """Cancel a drain and serve again from its engine, unless it is too late.
 
         Returns:
-            whether it serves.
+            Whether it serves.
         """
         if self.state is not ModelState.DRAINING or self.closing or not self.revivable:
             return False
@@ -270,34 +269,34 @@ class ModelEntry:
         return True
 
     def end_load(self) -> None:
-        """End the load under way; once, for what it has begun must be cleaned up undisturbed."""
+        """Cancel the running load, once: its cleanup must not be disturbed."""
         if self.loading is not None and not self.ending:
             self.ending = True
             self.loading.cancel()
 
     def fail(self, reason: str) -> None:
-        """The load has come to nothing.
+        """The load has failed.
 
         Args:
-            reason: for people who run the server.
+            reason: for the operator of the server.
         """
         self._failed_at = time.monotonic()
         self._failures += 1
         self.take_down(ModelState.FAILED, reason)
 
     def retry_in(self) -> float | None:
-        """Seconds until a request may have a model loaded again whose load failed; None: none may."""
+        """Seconds until a request may load a failed model again; None if no request may."""
         if not self.loads_on_request:
             return None
         pause = min(_RETRY_S * (1 << min(self._failures - 1, 16)), _MAX_RETRY_S)
         return max(self._failed_at + pause - time.monotonic(), 0.0)
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Take an engine's word on its load."""
+        """Set the progress that the engine reports."""
         self.progress = LoadProgress(stage, done, total)
 
     def put_up(self, engine: ClosableEngine, seconds: float = 0.0) -> None:
-        """The engine is ready: serve from it, those that waited first."""
+        """Serve from an engine that is ready, first the requests that wait."""
         self.engine = engine
         self.info = engine.model
         self.state = ModelState.READY
@@ -309,13 +308,13 @@ class ModelEntry:
         self.loaded_at = time.time()
         self.last_used = time.monotonic()
         waiters, self._waiters = self._waiters, []
-        # Leased here and now: a waiter that wakes up later must not find the model gone again.
+        # Lease now: the model could be unloaded before a waiter wakes up.
         for name, future in waiters:
             if not future.done():
                 future.set_result(self.lease(name))
 
     def take_down(self, state: ModelState, reason: str | None = None) -> None:
-        """There is no engine any more."""
+        """The engine is closed or its load failed."""
         self.engine = None
         self.loaded_at = None
         self._handles.clear()
@@ -324,18 +323,18 @@ class ModelEntry:
         self.closing = False
 
     def refuse_waiters(self, error: OctavoError) -> None:
-        """The load that requests wait for will not come."""
+        """Fail the requests that wait for a load."""
         waiters, self._waiters = self._waiters, []
         for _, future in waiters:
             if not future.done():
                 future.set_exception(error)
 
     def describe(self, aliases: Sequence[str] = (), keep_alive: float | None = None) -> dict[str, Any]:
-        """All of it for people and their tools.
+        """The model's state and figures as JSON.
 
         Args:
-            aliases: names that lead here.
-            keep_alive: idle seconds that it is granted; None: no end.
+            aliases: names of the model.
+            keep_alive: idle seconds until it is unloaded; None for never.
         """
         trouble = self.trouble() if self.state is ModelState.READY else None
         unload_in = None

@@ -1,4 +1,4 @@
-"""Which models there are, and under which names."""
+"""The models of a server by name: ids, versions and aliases."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from collections.abc import Callable, Collection, Mapping
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, InvalidRequest, ModelNotServed
-from octavo.server.models.aliases import Alias, check_name
-from octavo.server.models.entry import EntrySettings, ModelEntry, ModelState
+from octavo.server.models.aliases import Alias, check_name, quoted
+from octavo.server.models.registry_entry import EntrySnapshot, ModelState, RegistryEntry
 
-__all__ = ["Catalog", "quoted"]
+__all__ = ["ModelNames"]
 
 _MAX_MODELS = 256
 
 
-class Catalog:
+class ModelNames:
     """Models by name.
 
-    A name is a model's id (`name@version` or `name`) or an alias, which stands for one model or divides its requests
-    among several by weight; an alias hides a model of the same id, which then has no version.
+    A name is a model's id (`name@version` or `name`) or an alias. An alias leads to one model, or splits its requests
+    among several by weight. It hides a model whose id is the same name without a version.
 
     Attributes:
-        on_removal: told of each model that is known no more, when its last request is over.
+        on_removal: called with each removed model when its last request is over.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[str, ModelEntry] = {}
-        # Known to nobody any more, but not down yet.
-        self._removed: list[ModelEntry] = []
+        self._entries: dict[str, RegistryEntry] = {}
+        # Removed, but still draining.
+        self._removed: list[RegistryEntry] = []
         self._aliases: dict[str, Alias] = {}
         self._at_start: list[str] = []
         self._preferred: str | None = None
-        # The highest number that a version of a name had which has served and is gone.
+        # The highest version number of each name among removed models that have served.
         self._spent: dict[str, int] = {}
-        self.on_removal: Callable[[ModelEntry], None] | None = None
+        self.on_removal: Callable[[RegistryEntry], None] | None = None
 
-    # -------------------------------------------------------- what there is
+    # -------------------------------------------------------- lookup
 
     @property
-    def entries(self) -> list[ModelEntry]:
-        """All models, in the order they came."""
+    def entries(self) -> list[RegistryEntry]:
+        """All models, in the order of their registration."""
         return list(self._entries.values())
 
     @property
@@ -51,7 +51,7 @@ class Catalog:
 
     @property
     def default(self) -> str | None:
-        """The name that stands in where a request names none: the first that there was, else the first there is."""
+        """The name for requests without one: the first name ever registered, else the first that is left."""
         preferred = self._preferred
         if preferred in self._aliases or preferred in self._entries:
             return preferred
@@ -59,23 +59,23 @@ class Catalog:
 
     @property
     def names(self) -> list[str]:
-        """What a request may name: models that no alias hides, then aliases."""
+        """Names that a request may use: models that no alias hides, then aliases."""
         return [*(id for id in self._entries if id not in self._aliases), *self._aliases]
 
     @property
-    def loaded(self) -> list[ModelEntry]:
+    def loaded(self) -> list[RegistryEntry]:
         """Models that have an engine."""
         return [entry for entry in (*self._entries.values(), *self._removed) if entry.engine is not None]
 
-    def aliases_of(self, entry: ModelEntry) -> list[str]:
-        """The aliases that lead to a model, whatever the weight."""
+    def aliases_of(self, entry: RegistryEntry) -> list[str]:
+        """The aliases that lead to a model, with any weight."""
         return [name for name, alias in self._aliases.items() if entry.id in alias.weights]
 
-    def targets(self, name: str) -> list[ModelEntry]:
-        """The models a name stands for.
+    def targets(self, name: str) -> list[RegistryEntry]:
+        """The models that a name leads to.
 
         Raises:
-            ModelNotServed: none.
+            ModelNotServed: there is no such name.
         """
         alias = self._aliases.get(name)
         if alias is not None:
@@ -84,19 +84,19 @@ class Catalog:
             raise self._unknown(name)
         return [self._entries[name]]
 
-    def find(self, name: str) -> ModelEntry:
-        """The one model a name stands for; an id finds its model though an alias hides it.
+    def find(self, name: str) -> RegistryEntry:
+        """The one model that a name leads to. An id finds its model even if an alias hides it.
 
         Raises:
-            ModelNotServed: none.
-            InvalidRequest: an alias for several.
+            ModelNotServed: there is no such name.
+            InvalidRequest: an alias of several models.
         """
         if name in self._entries:
             return self._entries[name]
         targets = self.targets(name)
         if len(targets) > 1:
             raise InvalidRequest(
-                f"model: `{name}` stands for several models; name one of {quoted([entry.id for entry in targets])}",
+                f"model: `{name}` is an alias of several models; use one of {quoted([entry.id for entry in targets])}",
                 "model",
             )
         return targets[0]
@@ -113,56 +113,36 @@ class Catalog:
         at_start: bool = False,
         tentative: bool = False,
         on_request: bool = True,
-    ) -> ModelEntry:
-        """Make a model known; it is loaded by `start`, `load`, `swap` or a request.
+    ) -> RegistryEntry:
+        """Register a model. `start`, `load`, `swap` or a request loads it.
 
-        The first version of a name gets the name as its alias. A model that is not loaded may be registered again, with
-        other settings; but what `name@version` was loaded from stays until it is removed, for answers carry it.
+        The first version of a name gets the name as its alias. A model that is not loaded may be registered again with
+        other settings. The model path of `name@version` cannot change until it is removed, as responses carry the id.
 
         Args:
             id: `name@version` or `name`.
             config: of its engine.
-            keep_alive: idle seconds after which it is unloaded; None: the server's setting, negative: never.
-            pinned: never unload it to make room.
+            keep_alive: idle seconds after which it is unloaded; None for the server's setting, negative for never.
+            pinned: never unload it to free memory.
             at_start: load it in `start`.
-            tentative: if its first load fails it is as if it had never been registered.
-            on_request: a request may have it loaded before it was loaded once.
+            tentative: undo the registration if its first load fails.
+            on_request: a request may load it before it was loaded once.
 
         Raises:
-            ConfigError: no name, an alias, too many models, or one of this id that is loaded with other settings or is
-                about to be, or was another model.
+            ConfigError: an invalid name, the name of an alias, too many models, or an id that is in use with other
+                settings or another model path.
         """
         check_name(id, "model")
         entry = self._entries.get(id)
         if entry is None:
-            if id in self._aliases:
-                raise ConfigError(
-                    f"model: `{id}` is an alias of {quoted(self._aliases[id].weights)}, which would hide a model of "
-                    f"that id; give it a version, such as `{self._next_version(id)}`"
-                )
-            if len(self._entries) >= _MAX_MODELS:
-                raise ConfigError(f"model: {_MAX_MODELS} models are known; remove one before adding `{id}`")
-            entry = self._entries[id] = ModelEntry(id, config, keep_alive=keep_alive, pinned=pinned)
+            self._check_new(id)
+            entry = self._entries[id] = RegistryEntry(id, config, keep_alive=keep_alive, pinned=pinned)
             entry.loads_on_request = on_request
             entry.undo = functools.partial(self._take_back, entry, None) if tentative else None
             self._name(entry)
         elif entry.config != config:
-            if entry.served and entry.version and (entry.config is None or entry.config.model != config.model):
-                raise ConfigError(
-                    f"model: `{id}` has answered from another model; give this one a version of its own, such as "
-                    f"`{self._next_version(entry.name)}`, or remove that one first"
-                )
-            if entry.undo is not None or entry.claims:
-                raise ConfigError(
-                    f"model: `{id}` is about to be loaded with other settings; wait for that, or give this one another "
-                    f"version, such as `{self._next_version(entry.name)}`"
-                )
-            if entry.state not in (ModelState.UNLOADED, ModelState.FAILED):
-                raise ConfigError(
-                    f"model: `{id}` is {entry.state.value} with other settings; unload it, or give this one another "
-                    f"version, such as `{self._next_version(entry.name)}`"
-                )
-            entry.undo = functools.partial(self._take_back, entry, entry.settings()) if tentative else None
+            self._check_change(entry, config)
+            entry.undo = functools.partial(self._take_back, entry, entry.snapshot()) if tentative else None
             entry.config, entry.info = config, None
         if keep_alive is not None:
             entry.keep_alive = keep_alive
@@ -171,8 +151,30 @@ class Catalog:
             self._at_start.append(id)
         return entry
 
-    def _take_back(self, entry: ModelEntry, before: EntrySettings | None) -> None:
-        """A model whose first load failed is known no more, or again as it was before it was given with that load."""
+    def _check_new(self, id: str) -> None:
+        if id in self._aliases:
+            raise ConfigError(
+                f"model: `{id}` is an alias of {quoted(self._aliases[id].weights)} and would hide a model with that "
+                f"id; add a version, for example `{self._next_version(id)}`"
+            )
+        if len(self._entries) >= _MAX_MODELS:
+            raise ConfigError(f"model: the limit of {_MAX_MODELS} models is reached; remove one before you add `{id}`")
+
+    def _check_change(self, entry: RegistryEntry, config: EngineConfig) -> None:
+        id, another = entry.id, f"another version, for example `{self._next_version(entry.name)}`"
+        if entry.served and entry.version and (entry.config is None or entry.config.model != config.model):
+            raise ConfigError(f"model: `{id}` has served another model; give this one {another}, or remove that one")
+        if entry.undo is not None or entry.claims:
+            raise ConfigError(
+                f"model: `{id}` is about to be loaded with other settings; wait for that, or give this one {another}"
+            )
+        if entry.state not in (ModelState.UNLOADED, ModelState.FAILED):
+            raise ConfigError(
+                f"model: `{id}` is {entry.state.value} with other settings; unload it, or give this one {another}"
+            )
+
+    def _take_back(self, entry: RegistryEntry, before: EntrySnapshot | None) -> None:
+        """Undo the registration of a model whose first load failed."""
         if entry.removed:
             return
         if before is not None:
@@ -181,12 +183,12 @@ class Catalog:
         own = self._aliases.get(entry.name)
         if own is not None and entry.version and own.sole == entry.id and self.aliases_of(entry) == [entry.name]:
             del self._aliases[entry.name]
-        # Where somebody has given it a name meanwhile it stays, and what is wrong with it can be seen.
+        # With another alias by now the model stays, so that its state shows the error.
         if not self.aliases_of(entry):
             self._forget(entry)
 
-    def _forget(self, entry: ModelEntry) -> None:
-        """From now on no request, alias or swap finds the model, though it may run a while yet."""
+    def _forget(self, entry: RegistryEntry) -> None:
+        """Remove a model from all lookups. It may still run for a while."""
         self._entries.pop(entry.id, None)
         entry.removed = True
         if entry.id in self._at_start:
@@ -198,26 +200,26 @@ class Catalog:
         if entry.engine is None and entry.loading is None:
             self._gone(entry)
 
-    def _gone(self, entry: ModelEntry) -> None:
-        """Nothing of a removed model runs any more."""
+    def _gone(self, entry: RegistryEntry) -> None:
+        """A removed model has stopped running."""
         if entry not in self._removed:
             return
         self._removed.remove(entry)
-        # Another of the same id may be known by now.
+        # Another model may have the same id by now.
         if self.on_removal is not None and entry.id not in self._entries:
             self.on_removal(entry)
 
-    def _name(self, entry: ModelEntry) -> None:
+    def _name(self, entry: RegistryEntry) -> None:
         if self._preferred is None:
             self._preferred = entry.name
         if entry.version and entry.name not in self._aliases and entry.name not in self._entries:
             self._aliases[entry.name] = Alias(entry.name, {entry.id: 1})
 
     def set_alias(self, name: str, weights: Mapping[str, float]) -> None:
-        """Let a name stand for models, by weight; requests that run are not touched.
+        """Let a name lead to models, by weight. Running requests are not affected.
 
         Raises:
-            ConfigError: a model that is not known, or weights that are none.
+            ConfigError: an unknown model, or invalid weights.
         """
         self.set_aliases({**self._aliases, name: Alias(name, weights)})
 
@@ -225,50 +227,50 @@ class Catalog:
         """Replace all aliases at once.
 
         Raises:
-            ConfigError: a model that is not known, or the name of a version; nothing is changed.
+            ConfigError: an unknown model, or the id of a version as a name; nothing is changed.
         """
         for alias in aliases.values():
             hidden = self._entries.get(alias.name)
             if hidden is not None and hidden.version:
                 raise ConfigError(
-                    f"aliases.{alias.name}: is the id of one version of a model and stays so; name the alias otherwise"
+                    f"aliases.{alias.name}: this is the id of a model version; choose another name for the alias"
                 )
             for id in alias.weights:
                 if id not in self._entries:
                     raise ConfigError(
-                        f"aliases.{alias.name}: there is no model `{id[:80]}`{_did_you_mean(id, self._entries)}; "
-                        f"there are {quoted(self._entries)}"
+                        f"aliases.{alias.name}: the model `{id[:80]}` does not exist"
+                        f"{_did_you_mean(id, self._entries)}; the models are {quoted(self._entries)}"
                     )
         self._aliases = dict(aliases)
 
     def remove_alias(self, name: str) -> None:
-        """Forget an alias.
+        """Remove an alias.
 
         Raises:
-            ModelNotServed: there is none of that name.
+            ModelNotServed: there is no such alias.
         """
         if name not in self._aliases:
-            raise ModelNotServed(f"There is no alias `{name[:80]}`.", "name")
+            raise ModelNotServed(f"The alias `{name[:80]}` does not exist", "name")
         del self._aliases[name]
 
     # -------------------------------------------------------- requests
 
     def choose(
         self, name: str | None, key: Callable[[], str | None] | None = None, variant: str | None = None
-    ) -> tuple[ModelEntry, str]:
-        """The model that is to answer a request, and the name its answer carries.
+    ) -> tuple[RegistryEntry, str]:
+        """The model that answers a request, and the name that its response carries.
 
-        An alias of several models prefers the one its weights and the key say; should that be unable to answer, the
-        next that can takes its place.
+        For an alias of several models, the weights and the key choose one. If it cannot answer, the next one that can
+        takes its place.
 
         Args:
-            name: by the request; None: `default`.
-            key: gives what keeps a user or session with one model; asked for only where that matters.
-            variant: a model of the alias, asked for by its id.
+            name: from the request; None for `default`.
+            key: returns the key that keeps a user or session on one model. It is called only if it matters.
+            variant: id of one of the alias's models.
 
         Raises:
-            ModelNotServed: no such name.
-            InvalidRequest: the variant is none of the name's.
+            ModelNotServed: there is no such name.
+            InvalidRequest: the variant does not belong to the name.
         """
         asked = self.default if name is None else name
         alias = self._aliases.get(asked) if asked is not None else None
@@ -286,26 +288,26 @@ class Catalog:
         if alias.sole is not None:
             return self._entries[alias.sole], alias.name
         order = [self._entries[id] for id in alias.order(key() if key is not None else None)]
-        for able in (ModelEntry.healthy, self._may_load):
+        for able in (RegistryEntry.healthy, self._may_load):
             for entry in order:
                 if able(entry):
                     return entry, alias.name
         return order[0], alias.name
 
-    def _may_load(self, entry: ModelEntry) -> bool:
-        """Whether a request may have the model loaded."""
+    def _may_load(self, entry: RegistryEntry) -> bool:
+        """Whether a request may load the model."""
         return False
 
     def _unknown(self, name: str | None) -> ModelNotServed:
         if name is None:
-            return ModelNotServed("model: this server has no model; name one with `octavo serve MODEL`", "model")
+            return ModelNotServed("model: this server has no model; start it with `octavo serve MODEL`", "model")
         return ModelNotServed(
             f"The model `{name[:200]}` does not exist{_did_you_mean(name, self.names)}; this server has "
-            f"{quoted(self.names)}.",
+            f"{quoted(self.names)}",
             "model",
         )
 
-    def _pointer(self, name: str) -> dict[str, float]:
+    def _weights(self, name: str) -> dict[str, float]:
         alias = self._aliases.get(name)
         if alias is not None:
             return dict(alias.weights)
@@ -318,12 +320,6 @@ class Catalog:
         while f"{name}@{number}" in self._entries:
             number += 1
         return f"{name}@{number}"
-
-
-def quoted(names: Collection[str]) -> str:
-    """Names for a message, not too many."""
-    shown = [f"`{name}`" for name in list(names)[:20]]
-    return ", ".join(shown) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def _did_you_mean(name: str, known: Collection[str]) -> str:

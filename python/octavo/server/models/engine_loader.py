@@ -1,4 +1,4 @@
-"""Engines of models: started one at a time, drained, closed when they are idle or others need their room."""
+"""Loads and unloads the engines of models: one load at a time, idle unloading, eviction for other models."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from octavo.config import EngineConfig
 from octavo.errors import ModelNotServed, NotEnoughMemory, OctavoError
 from octavo.sampling_params import SamplingParams
 from octavo.server.error_responses import ModelFailed, ModelUnavailable, ServerStopping
-from octavo.server.models.catalog import Catalog
 from octavo.server.models.engine_start import Progress
-from octavo.server.models.entry import ModelEntry, ModelState
 from octavo.server.models.model_handle import ClosableEngine
+from octavo.server.models.model_names import ModelNames
+from octavo.server.models.registry_entry import ModelState, RegistryEntry
 from octavo.server.settings import ServerSettings
 
-__all__ = ["Loads", "StartEngine"]
+__all__ = ["EngineLoader", "StartEngine"]
 
 logger = logging.getLogger("octavo.server")
 
@@ -33,15 +33,15 @@ _LEAST_CHECK_S, _MOST_CHECK_S = 0.05, 86400.0
 _FILES = ("*.safetensors", "*.gguf", "*.bin")
 
 
-class Loads(Catalog):
-    """A catalog whose models can be loaded and unloaded.
+class EngineLoader(ModelNames):
+    """Named models that can be loaded and unloaded.
 
     Args:
         settings: the server's.
         start_engine: makes engines.
 
     Attributes:
-        started: whether the models of the start are loaded.
+        started: whether the models marked for the start are loaded.
     """
 
     def __init__(self, settings: ServerSettings, start_engine: StartEngine) -> None:
@@ -49,35 +49,33 @@ class Loads(Catalog):
         self._settings = settings
         self._start_engine = start_engine
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        # One load at a time: each measures the memory that is free.
+        # One load at a time, as each measures the free memory.
         self._load_lock = asyncio.Lock()
         self._closed = False
         self.started = False
 
-    # -------------------------------------------------------- what a swap needs
+    # -------------------------------------------------------- for swaps
 
-    def _replaced_by(self, entry: ModelEntry) -> Sequence[str]:
-        """Ids of the models that a swap under way lets this one replace."""
+    def _replaced_by(self, entry: RegistryEntry) -> Sequence[str]:
+        """Ids of the models that a running swap replaces with this one."""
         return ()
 
     def _needed(self) -> Collection[str]:
-        """Ids of the models that a swap under way replaces or puts up: they make room for others last."""
+        """Ids of the models that take part in a running swap. They are evicted last."""
         return ()
 
     # -------------------------------------------------------- loading
 
-    def _unavailable(self, entry: ModelEntry) -> OctavoError:
+    def _unavailable(self, entry: RegistryEntry) -> OctavoError:
         if self._closed:
-            return ServerStopping(f"The model `{entry.id}` is not loaded, and the server is shutting down.")
+            return ServerStopping(f"The model `{entry.id}` is not loaded, and the server is shutting down")
         if entry.state is ModelState.FAILED:
             seconds = entry.retry_in() if self._settings.autoload else None
-            again = "" if seconds is None else f"; a request that comes in {seconds:.0f} s or later has it tried again"
-            return ModelFailed(
-                f"The model `{entry.id}` could not be loaded; the server's log says why{again}.", seconds
-            )
-        return ModelUnavailable(f"The model `{entry.id}` is {entry.state.value}; ask for it to be loaded.")
+            again = "" if seconds is None else f"; a request in {seconds:.0f} s or later loads it again"
+            return ModelFailed(f"The model `{entry.id}` could not be loaded; see the server's log{again}", seconds)
+        return ModelUnavailable(f"The model `{entry.id}` is {entry.state.value}; ask the operator to load it")
 
-    async def _ensure(self, entry: ModelEntry) -> None:
+    async def _ensure(self, entry: RegistryEntry) -> None:
         """Load a model, unless it is ready.
 
         Raises:
@@ -97,53 +95,53 @@ class Loads(Catalog):
         await asyncio.wait((load,))
         if load.cancelled():
             if self._closed:
-                raise ServerStopping(f"The server is shutting down; the load of `{entry.id}` was ended.")
-            raise ModelUnavailable(f"The model `{entry.id}` was unloaded before it was loaded.")
+                raise ServerStopping(f"The server is shutting down; the load of `{entry.id}` was cancelled")
+            raise ModelUnavailable(f"The model `{entry.id}` was unloaded before its load was complete")
         load.result()
 
-    def _begin_load(self, entry: ModelEntry) -> asyncio.Task[None]:
-        """The load under way, begun where there is none.
+    def _begin_load(self, entry: RegistryEntry) -> asyncio.Task[None]:
+        """The running load; a new one if there is none.
 
         Raises:
-            ServerStopping: nothing is loaded any more.
+            ServerStopping: no model is loaded any more.
             ModelNotServed: the model was removed.
         """
         if entry.loading is None:
             if self._closed:
-                raise ServerStopping(f"The server is shutting down; `{entry.id}` is not loaded any more.")
+                raise ServerStopping(f"The server is shutting down; `{entry.id}` is not loaded")
             if entry.removed:
-                raise ModelNotServed(f"The model `{entry.id}` was removed.", "model")
+                raise ModelNotServed(f"The model `{entry.id}` was removed", "model")
             entry.begin()
             entry.revivable = entry.ending = False
             entry.loading = asyncio.get_running_loop().create_task(self._load(entry))
             entry.loading.add_done_callback(lambda task: self._load_over(entry, task))
         return entry.loading
 
-    def _load_over(self, entry: ModelEntry, task: asyncio.Task[None]) -> None:
+    def _load_over(self, entry: RegistryEntry, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            # Whoever waits sees the error; when nobody does it is in the log.
+            # Mark the error as seen: it is raised to whoever waits, and logged in any case.
             task.exception()
         elif entry.loading is task:
-            # It was cancelled before its first step, and could clean up nothing.
+            # It was cancelled before its first step, so it did not clean up.
             self._load_ended(entry)
 
-    def _load_ended(self, entry: ModelEntry) -> None:
+    def _load_ended(self, entry: RegistryEntry) -> None:
         entry.loading = None
-        # Before a drain has ended it is the drain that takes the engine down.
+        # While a drain runs, the drain closes the engine.
         if entry.state is ModelState.LOADING:
             entry.take_down(ModelState.UNLOADED)
         entry.refuse_waiters(self._unavailable(entry))
-        self._come_to_nothing(entry)
+        self._undo_registration(entry)
 
-    def _come_to_nothing(self, entry: ModelEntry) -> None:
-        """A load has failed, or will not be: nothing is to be left of a model that was given with it."""
+    def _undo_registration(self, entry: RegistryEntry) -> None:
+        """Undo a tentative registration after a load that failed or never began."""
         undo, entry.undo = entry.undo, None
         if undo is not None:
             undo()
         if entry.removed and entry.engine is None:
             self._gone(entry)
 
-    async def _load(self, entry: ModelEntry) -> None:
+    async def _load(self, entry: RegistryEntry) -> None:
         began = time.monotonic()
         engine: ClosableEngine | None = None
         try:
@@ -172,23 +170,23 @@ class Loads(Catalog):
             logger.info("the model %s is loaded (%.1f s)", entry.id, entry.load_seconds)
         self._arm(entry, self._granted(entry))
 
-    def _load_failed(self, entry: ModelEntry, error: BaseException, seconds: float) -> BaseException:
-        """Take note of it; what to raise."""
+    def _load_failed(self, entry: RegistryEntry, error: BaseException, seconds: float) -> BaseException:
+        """Record a failed load. Returns the exception to raise."""
         entry.loading = None
         timed_out = isinstance(error, asyncio.TimeoutError)
         reason = f"it took more than {seconds:.0f} s" if timed_out else str(error)
         fault = None if isinstance(error, OctavoError) or timed_out else error
-        # A load of the start ends the server, and whoever started it says why.
+        # A failed load at the start ends the server, and the caller reports the error.
         if self.started or fault is not None:
             logger.error("the model %s could not be loaded: %s", entry.id, reason, exc_info=fault)
         entry.fail(reason or type(error).__name__)
         entry.refuse_waiters(self._unavailable(entry))
-        self._come_to_nothing(entry)
+        self._undo_registration(entry)
         if isinstance(error, OctavoError):
             return error
         return ModelUnavailable(f"The model `{entry.id}` could not be loaded: {reason}")
 
-    async def _end_load(self, entry: ModelEntry) -> None:
+    async def _end_load(self, entry: RegistryEntry) -> None:
         if entry.loading is not None:
             entry.end_load()
             await asyncio.wait((entry.loading,))
@@ -196,15 +194,15 @@ class Loads(Catalog):
     # -------------------------------------------------------- draining
 
     def _begin_drain(
-        self, entry: ModelEntry, timeout: float | None, *, revivable: bool = False
+        self, entry: RegistryEntry, timeout: float | None, *, revivable: bool = False
     ) -> asyncio.Task[None] | None:
-        """The drain under way, begun where the model is ready; None where it has no engine.
+        """The running drain; a new one if the model is ready. None if it has no engine.
 
         Args:
             entry: the model.
-            timeout: seconds that running requests get, also of a drain that began earlier; None: what that gave, or
-                the setting.
-            revivable: a load may take a drain that begins here back.
+            timeout: seconds that running requests get, also from a drain that runs already. None leaves a running drain
+                as it is, and is the setting for a new one.
+            revivable: a load may cancel the new drain.
         """
         if entry.state is ModelState.READY:
             entry.state = ModelState.DRAINING
@@ -216,22 +214,22 @@ class Loads(Catalog):
             entry.grant(timeout)
         return entry.draining
 
-    async def _drain(self, entry: ModelEntry, timeout: float | None) -> None:
+    async def _drain(self, entry: RegistryEntry, timeout: float | None) -> None:
         drain = self._begin_drain(entry, timeout)
         if drain is not None:
             entry.revivable = False
             await asyncio.shield(drain)
 
-    async def _finish_drain(self, entry: ModelEntry) -> None:
+    async def _finish_drain(self, entry: RegistryEntry) -> None:
         own = asyncio.current_task()
         await entry.drained()
         if entry.draining is not own:
-            # It was revived, and perhaps drains again by now: that is for another to finish.
+            # The drain was cancelled. A newer one may be running, which closes the engine.
             return
         assert entry.engine is not None
         entry.closing = True
         if entry.leases:
-            logger.warning("%d requests of %s are ended: it is unloaded", entry.leases, entry.id)
+            logger.warning("%d requests of %s are ended, as it is unloaded", entry.leases, entry.id)
         await _close(entry, entry.engine)
         entry.draining = None
         entry.take_down(ModelState.UNLOADED)
@@ -240,16 +238,16 @@ class Loads(Catalog):
         if not self._closed:
             logger.info("the model %s is unloaded", entry.id)
 
-    # -------------------------------------------------------- idle models and room for others
+    # -------------------------------------------------------- idle models and eviction
 
-    def keep_alive(self, entry: ModelEntry) -> float | None:
-        """Idle seconds after which a model is unloaded; None: never."""
+    def keep_alive(self, entry: RegistryEntry) -> float | None:
+        """Idle seconds after which a model is unloaded; None for never."""
         seconds = self._settings.idle_unload if entry.keep_alive is None else entry.keep_alive
-        # An engine that was handed over could not be loaded again.
+        # An adopted engine cannot be loaded again.
         return None if entry.config is None or seconds is None or seconds < 0 else seconds
 
     def set_keep_alive(self, name: str, seconds: float | None) -> None:
-        """Grant a model idle seconds from now on; None: the server's setting, negative: without end.
+        """Set the idle seconds of a model; None for the server's setting, negative for never.
 
         Raises:
             ModelNotServed, InvalidRequest: as `find`.
@@ -258,10 +256,10 @@ class Loads(Catalog):
         entry.keep_alive = seconds
         self._arm(entry, self._granted(entry))
 
-    def _granted(self, entry: ModelEntry) -> float:
+    def _granted(self, entry: RegistryEntry) -> float:
         return self.keep_alive(entry) or 0.0
 
-    def _arm(self, entry: ModelEntry, seconds: float) -> None:
+    def _arm(self, entry: RegistryEntry, seconds: float) -> None:
         timer = self._timers.pop(entry.id, None)
         if timer is not None:
             timer.cancel()
@@ -270,7 +268,7 @@ class Loads(Catalog):
             pause = min(max(seconds, _LEAST_CHECK_S), _MOST_CHECK_S)
             self._timers[entry.id] = loop.call_later(pause, self._check_idle, entry)
 
-    def _check_idle(self, entry: ModelEntry) -> None:
+    def _check_idle(self, entry: RegistryEntry) -> None:
         granted = self.keep_alive(entry)
         if granted is None or entry.state is not ModelState.READY:
             return
@@ -281,11 +279,14 @@ class Loads(Catalog):
             logger.info("%s was idle for %g s and is unloaded", entry.id, granted)
             self._begin_drain(entry, None)
 
-    async def _make_room(self, entry: ModelEntry, size: int) -> None:
-        """Unload what was used least recently until the model fits.
+    async def _make_room(self, entry: RegistryEntry, size: int) -> None:
+        """Unload the least recently used models until this one fits.
 
-        Models that a swap replaces stay: the old one serves until the new one does. They do not count as loaded, but
-        their memory counts.
+        Models that a swap replaces with it stay, as they serve until it is ready. They do not count towards
+        `max_loaded_models`, but their memory counts.
+
+        Raises:
+            NotEnoughMemory: no other model can be unloaded.
         """
         while True:
             leaving, needed = self._replaced_by(entry), self._needed()
@@ -300,13 +301,13 @@ class Loads(Catalog):
             ]
             if not free:
                 raise NotEnoughMemory(
-                    f"model_memory: `{entry.id}` takes {size:,} bytes and models that cannot be unloaded "
+                    f"model_memory: `{entry.id}` takes {size:,} bytes and models that cannot be unloaded take "
                     f"{total - size:,}, of {budget:,}; raise it, or lower kv_cache_memory"
                     if budget is not None and total > budget
                     else f"max_loaded_models: {most} are loaded, and none can be unloaded for `{entry.id}`; raise it"
                 )
             await self._drain(
-                # Of those that are idle or not alike: what goes in any case before what would stay.
+                # Among idle or busy models alike, those that are already draining go first.
                 min(
                     free,
                     key=lambda other: (
@@ -321,7 +322,7 @@ class Loads(Catalog):
 
 
 async def _warm(engine: ClosableEngine) -> None:
-    """A short answer: what answers this can answer others."""
+    """Generate a few tokens: an engine that does can answer requests."""
     prompt = engine.tokenizer.encode("Hello") if engine.tokenizer is not None else [0]
     stream: Any = engine.stream(list(prompt) or [0], SamplingParams(max_tokens=_WARM_TOKENS, temperature=0.0))
     async with aclosing(stream):
@@ -329,15 +330,15 @@ async def _warm(engine: ClosableEngine) -> None:
             pass
 
 
-async def _close(entry: ModelEntry, engine: ClosableEngine) -> None:
+async def _close(entry: RegistryEntry, engine: ClosableEngine) -> None:
     try:
         await asyncio.wait_for(asyncio.shield(engine.close()), _CLOSE_S)
     except Exception as error:
         logger.error("closing the engine of %s failed", entry.id, exc_info=error)
 
 
-def _estimate(entry: ModelEntry) -> int:
-    """Memory the model will take: what it took before, else its files' size where they are here; else 0."""
+def _estimate(entry: RegistryEntry) -> int:
+    """Estimated bytes of a model: what it took before, else the size of its local files, else 0."""
     config = entry.config
     if entry.bytes or config is None:
         return entry.bytes

@@ -1,7 +1,7 @@
-"""Counters, gauges and histograms that cost their one thread an addition, and the text Prometheus reads.
+"""Counters, gauges and histograms for one thread, and Prometheus' text format.
 
-`prometheus_client` takes a lock and walks a histogram's buckets a call: several microseconds for a token, which here is
-a tenth of all that a token costs. All of these are written and read in the event loop's thread.
+`prometheus_client` takes a lock and searches a histogram's buckets in each call, which takes several microseconds: a
+tenth of what a token costs the server. These types are used in the event loop's thread only, without a lock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client.utils import floatToGoString
 
 __all__ = ["MAX_HISTOGRAMS", "MAX_SERIES", "Family", "Histogram", "Labels", "Value", "escape_label", "format_value"]
 
-# Label values come from what the server knows, never from what a client sends; this bounds them nonetheless.
+# Label values never come from clients. These limits bound them in any case.
 MAX_SERIES = 1000
 MAX_HISTOGRAMS = 200
 _OTHER = "other"
@@ -25,7 +25,7 @@ class Value:
     """One series of a counter or gauge.
 
     Attributes:
-        value: now.
+        value: the current value.
     """
 
     __slots__ = ("value",)
@@ -38,7 +38,7 @@ class Value:
         self.value += amount
 
     def set(self, value: float) -> None:
-        """Replace, of a gauge."""
+        """Set a gauge."""
         self.value = value
 
 
@@ -46,11 +46,11 @@ class Histogram:
     """One series of a histogram.
 
     Args:
-        bounds: upper ends of the buckets, ascending, without infinity.
+        bounds: upper bounds of the buckets, ascending, without infinity.
 
     Attributes:
-        counts: observations a bucket, not added up; the last is of what is above all bounds.
-        total: of all observed values.
+        counts: observations of each bucket, not cumulative; the last one counts values above all bounds.
+        total: sum of all observed values.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -61,25 +61,25 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, once or several times."""
+        """Count a value once or several times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
     @property
     def count(self) -> int:
-        """Observations."""
+        """Number of observations."""
         return sum(self.counts)
 
 
 class Family:
-    """All series of one name.
+    """All series of one metric.
 
     Args:
-        name: whole; of a counter without its `_total`.
-        text: for people.
+        name: with prefix, and without the `_total` of a counter.
+        text: help text.
         kind: counter, gauge or histogram.
-        labels: names.
-        bounds: of a histogram.
+        labels: names of the labels.
+        bounds: of a histogram's buckets.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Family:
         self._histograms: dict[Labels, Histogram] = {}
 
     def labels(self, *values: str) -> Value:
-        """The series of these label values; beyond `MAX_SERIES` of them, one for all others."""
+        """The series of these label values. Beyond `MAX_SERIES`, one series counts all others."""
         series = self._values.get(values)
         if series is None:
             values = self._bounded(values, self._values, MAX_SERIES)
@@ -102,7 +102,7 @@ class Family:
         return series
 
     def histogram(self, *values: str) -> Histogram:
-        """As `labels`, of a histogram; of them `MAX_HISTOGRAMS`."""
+        """The histogram of these label values. Beyond `MAX_HISTOGRAMS`, one counts all others."""
         series = self._histograms.get(values)
         if series is None:
             values = self._bounded(values, self._histograms, MAX_HISTOGRAMS)
@@ -110,17 +110,17 @@ class Family:
         return series
 
     def inc(self, amount: float = 1) -> None:
-        """Add to the one series of a family without labels."""
+        """Add to the only series of a metric without labels."""
         self.labels().value += amount
 
     def drop(self, matches: Callable[[Labels], bool]) -> None:
-        """Forget the series whose label values match; whoever still writes to one writes to nothing."""
+        """Remove the series with matching label values. Later writes to them are lost."""
         for known in (self._values, self._histograms):
             for values in [values for values in known if matches(values)]:
                 del known[values]
 
     def clear(self) -> None:
-        """Forget all series."""
+        """Remove all series."""
         self._values.clear()
         self._histograms.clear()
 
@@ -130,10 +130,10 @@ class Family:
         return values if len(known) < limit else (_OTHER,) * len(values)
 
     def render(self, name: str | None = None) -> Iterable[str]:
-        """Lines of the text format, version 0.0.4; none while there is no series.
+        """Lines of the text format, version 0.0.4; empty without series.
 
         Args:
-            name: another to show it under.
+            name: show it under this name instead.
         """
         name = name or self.name
         if not self._values and not self._histograms:
@@ -162,10 +162,10 @@ def _braces(pairs: str) -> str:
 
 
 def escape_label(value: str) -> str:
-    """A label's value as it stands between quotes."""
+    """A label's value, escaped for quotes."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def format_value(value: float) -> str:
-    """A sample's value, or a bucket's bound, as Prometheus' own clients write them."""
+    """A value or a bucket's bound in the notation of Prometheus' clients."""
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]
