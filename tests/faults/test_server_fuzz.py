@@ -1,4 +1,4 @@
-"""A whole server under malformed, oversized, half-open and slow requests: it serves on, and its memory stays flat."""
+"""A whole server under malformed, oversized, incomplete and slow requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The admin listener: its keys, and what it does to models while they serve."""
+"""The admin listener: its keys and its commands."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def states(server: Routed) -> dict[str, str]:
         ("GET", "nothing"),
     ],
 )
-def test_every_route_asks_for_the_key(server: Routed, method: str, path: str) -> None:
+def test_every_route_needs_the_key(server: Routed, method: str, path: str) -> None:
     for key in (None, "x", "wrong-key-of-this-server", ADMIN_KEY[:-1]):
         refused = server.admin(method, path, {"model": "m"}, key)
         assert refused.status_code == 401
@@ -62,7 +62,7 @@ def test_admin_routes_are_on_their_own_listener_only(server: Routed) -> None:
     assert rebound.status_code in (400, 401, 403, 421)
 
 
-def test_a_taken_admin_port_is_blamed_on_its_option() -> None:
+def test_a_used_admin_port_names_its_option() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"admin_port: {port} is in use on .*; choose another with --admin-port"):
@@ -162,7 +162,12 @@ def test_aliases(server: Routed) -> None:
             "load_format: this field does not exist; put set",
         ),
         ("load", {"model": "x", "paht": "x"}, 400, "paht: this field does not exist; did you mean `path`?"),
-        ("unload", {"model": "m", "force": True}, 400, "force: this field does not exist; the fields are model, timeout"),
+        (
+            "unload",
+            {"model": "m", "force": True},
+            400,
+            "force: this field does not exist; the fields are model",
+        ),
         ("unload", {"model": "m", "timeout": -1}, 400, "timeout: -1"),
         ("unload", {"model": "m@v1", "remove": True}, 400, "`m` lead to `m@v1`"),
         ("swap", {"model": "m", "to": "m@v2", "path": "x?fail=1"}, 422, "there is no 'x'"),
@@ -187,7 +192,7 @@ def test_mistakes_change_nothing(server: Routed, path: str, body: Any, status: i
     assert len(server.engines.attempts) == attempts
 
 
-def test_a_load_that_nobody_waits_for_says_later_what_became_of_it(server: Routed) -> None:
+def test_a_load_without_wait_shows_its_result_later(server: Routed) -> None:
     new = {"model": "new", "path": "x?load=0.2&fail=1", "wait": False}
     assert server.admin("POST", "models/load", new).json()["state"] == "loading"
     end = time.monotonic() + 10
@@ -207,7 +212,7 @@ def test_a_load_that_nobody_waits_for_says_later_what_became_of_it(server: Route
     assert "new" not in states(server)
 
 
-def test_a_swap_says_what_stays_and_a_command_overtaken_by_another_says_so(server: Routed) -> None:
+def test_a_swap_reports_kept_models_and_conflicts(server: Routed) -> None:
     server.admin("PUT", "aliases/stable", "m@v1")
     done = server.admin("POST", "models/swap", {"model": "m", "to": "m@v2", "path": "two"}).json()
     assert (done["to"], done["unloading"]) == ("m@v2", [])
@@ -222,7 +227,7 @@ def test_a_swap_says_what_stays_and_a_command_overtaken_by_another_says_so(serve
     assert server.ask("m").headers["x-model-version"] == "m@v1"
 
 
-def test_the_end_is_told_to_who_waits_and_ends_what_loads(caplog: pytest.LogCaptureFixture) -> None:
+def test_shutdown_ends_loads_and_tells_waiting_commands(caplog: pytest.LogCaptureFixture) -> None:
     server = Routed("m@v1=m?delay=0.05", "~slow=slow?load=30")
     try:
         with ThreadPoolExecutor(4) as pool:
@@ -253,7 +258,7 @@ def test_the_end_is_told_to_who_waits_and_ends_what_loads(caplog: pytest.LogCapt
         server.stop()
 
 
-def test_what_is_not_there_is_answered_with_an_error_object(server: Routed) -> None:
+def test_unknown_paths_get_an_error_object(server: Routed) -> None:
     for method, path, status, code in (
         ("GET", "nothing", 404, "not_found"),
         ("POST", "models", 405, "method_not_allowed"),
@@ -265,7 +270,7 @@ def test_what_is_not_there_is_answered_with_an_error_object(server: Routed) -> N
         assert f"/admin/{path}" in error["message"]
 
 
-def test_the_document_says_every_route(server: Routed) -> None:
+def test_the_openapi_document_has_every_route(server: Routed) -> None:
     url = f"{server.admin_url}/openapi.json"
     assert httpx.get(url).status_code == 401
     described = httpx.get(url, headers={"Authorization": f"Bearer {ADMIN_KEY}"}).json()
@@ -329,7 +334,7 @@ def test_the_log_names_models(server: Routed, caplog: pytest.LogCaptureFixture) 
     ]
 
 
-def test_bodies_of_pages_and_of_any_size_are_refused(server: Routed) -> None:
+def test_bodies_of_web_pages_and_large_bodies_are_refused(server: Routed) -> None:
     headers = {"Authorization": f"Bearer {ADMIN_KEY}", "Content-Type": "text/plain"}
     refused = httpx.post(f"{server.admin_url}/admin/models/unload", content=b'{"model":"m"}', headers=headers)
     assert refused.status_code == 400
@@ -340,7 +345,7 @@ def test_bodies_of_pages_and_of_any_size_are_refused(server: Routed) -> None:
 
 
 @pytest.mark.parametrize("weight", ["1" + "0" * 400, "-1", "null", "true"])
-def test_a_weight_is_a_number_that_can_be_reckoned_with(server: Routed, weight: str) -> None:
+def test_an_invalid_weight_is_refused(server: Routed, weight: str) -> None:
     refused = server.http.put(
         f"{server.admin_url}/admin/aliases/both",
         content=f'{{"m@v1": {weight}, "slow": 1}}',
@@ -351,7 +356,7 @@ def test_a_weight_is_a_number_that_can_be_reckoned_with(server: Routed, weight: 
     assert len(refused.text) < 500
 
 
-def test_who_leaves_amid_a_command_is_no_fault_of_the_servers(server: Routed, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_leaves_amid_a_command_is_not_an_error(server: Routed, caplog: pytest.LogCaptureFixture) -> None:
     port = int(server.admin_url.rpartition(":")[2])
     head = f"host: localhost\r\nauthorization: Bearer {ADMIN_KEY}\r\ncontent-type: application/json\r\n"
     with caplog.at_level(logging.INFO):

@@ -1,4 +1,4 @@
-"""The queue in front of an engine, without a server: turns, fairness, room and counts, for any order of events."""
+"""The admission queue without a server: order, fairness, capacity and counts for any order of events."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_first_come_first_served_within_a_tenant() -> None:
     assert serve_order(queue, tickets, 50) == tickets
 
 
-def test_a_flood_delays_its_own_tenant_alone() -> None:
+def test_a_flood_delays_only_its_tenant() -> None:
     queue = queue_of()
     flood = [join(queue, "flood", size=random.Random(number).randrange(1, 500)) for number in range(1000)]
     late = [join(queue, "late") for _ in range(10)]
@@ -73,7 +73,7 @@ def test_tenants_share_by_tokens(sizes: tuple[int, int]) -> None:
             assert abs(used["a"] - used["b"]) <= 2 * max(sizes)
 
 
-def test_what_was_used_is_charged_in_the_end() -> None:
+def test_used_tokens_are_settled_at_the_end() -> None:
     queue = queue_of()
     # Both promise the same; the one takes ten times as much.
     tickets = [join(queue, tenant, size=10, expected=90) for _ in range(300) for tenant in "ab"]
@@ -89,7 +89,7 @@ def test_what_was_used_is_charged_in_the_end() -> None:
     assert 0.6 < taken["a"] / taken["b"] < 1.6
 
 
-def test_classes_by_weight_and_none_starves() -> None:
+def test_classes_share_by_weight_and_none_starves() -> None:
     queue = queue_of()
     tickets = [join(queue, level, level) for _ in range(400) for level in ("low", "normal", "high")]
     order = [ticket.level for ticket in serve_order(queue, tickets, 210)][1:]
@@ -101,7 +101,7 @@ def test_classes_by_weight_and_none_starves() -> None:
     assert max(after - before for before, after in itertools.pairwise(places)) <= 30
 
 
-def test_the_urgent_goes_first_when_it_comes() -> None:
+def test_an_urgent_request_goes_first() -> None:
     queue = queue_of()
     waiting = [join(queue, f"t{number % 7}", "low") for number in range(100)]
     waiting += [join(queue, f"t{number % 7}") for number in range(100)]
@@ -110,7 +110,7 @@ def test_the_urgent_goes_first_when_it_comes() -> None:
     assert order[1] is urgent
 
 
-def test_being_away_earns_nothing() -> None:
+def test_an_idle_tenant_gets_no_credit() -> None:
     queue = queue_of()
     busy = [join(queue, "busy") for _ in range(200)]
     serve_order(queue, busy, 150)
@@ -119,7 +119,7 @@ def test_being_away_earns_nothing() -> None:
     assert 8 <= sum(ticket.tenant == "fresh" for ticket in order) <= 12
 
 
-def test_room_is_counted_in_answers() -> None:
+def test_capacity_is_counted_in_completions() -> None:
     queue = queue_of(capacity=4)
     first = queue.join("normal", "a", [1], 3, 1)[0]
     wide = queue.join("normal", "a", [1], 2, 1)[0]
@@ -136,7 +136,7 @@ def test_room_is_counted_in_answers() -> None:
     assert huge.entered
 
 
-def test_the_engines_own_queue_is_short() -> None:
+def test_few_unstarted_prompts_are_admitted() -> None:
     queue = queue_of(capacity=100, max_unstarted=4, unstarted_tokens=50)
     tickets = [join(queue, size=100) for _ in range(10)]
     assert sum(ticket.entered for ticket in tickets) == 4
@@ -166,7 +166,7 @@ def test_limits_by_requests_and_by_tokens() -> None:
     assert alone[0].entered
 
 
-def test_a_ticket_taken_back() -> None:
+def test_a_cancelled_ticket() -> None:
     queue = queue_of()
     tickets = [join(queue, tenant) for tenant in "abcabc"]
     for ticket in tickets[1:3]:
@@ -238,7 +238,7 @@ def test_counts_hold_for_any_order_of_events(events: list[tuple[Any, ...]], capa
     assert queue.stats()["in_engine"] == queue.stats()["waiting"] == 0
 
 
-def test_an_operation_does_not_slow_down_with_what_waits() -> None:
+def test_operations_stay_fast_with_many_waiting() -> None:
     def seconds(number: int) -> float:
         queue = queue_of(capacity=8)
         tickets = [join(queue, f"t{index % 500}", PRIORITIES[index % 3]) for index in range(number)]
@@ -296,14 +296,14 @@ def test_the_class_of_a_request(best: str, asked: str | int | None, given: str) 
     assert priority_class(identity, asked, "priority") == given
 
 
-def test_a_class_that_is_none() -> None:
+def test_an_invalid_class() -> None:
     for asked in ("urgent", "1.5", "x" * 1000):
         with pytest.raises(InvalidRequest, match="X-Priority") as caught:
             priority_class(ANONYMOUS, asked, "X-Priority")
         assert len(str(caught.value)) < 200
 
 
-def test_the_engines_number_stays_within_the_class() -> None:
+def test_engine_priority_stays_within_the_class() -> None:
     assert engine_priority("high", -7) == -7
     assert engine_priority("high", 0) == -1
     assert engine_priority("normal", -7) == 0
@@ -324,7 +324,7 @@ def test_salts() -> None:
     assert cache_salt(alice, "x", shared=True) == "x" == cache_salt(ANONYMOUS, "x", shared=False)
 
 
-def test_a_turn_that_is_given_as_its_waiter_leaves() -> None:
+def test_a_ticket_admitted_while_its_waiter_leaves() -> None:
     async def run() -> None:
         queue = queue_of()
         first, second, third = (join(queue) for _ in range(3))

@@ -1,4 +1,4 @@
-"""API keys: who gets in, through every route there is, and how keys are read."""
+"""API keys: access to every route, and the sources of keys."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def guarded(start: Callable[..., Running]) -> Running:
     return start(keys=KeyRing(environment=f"{ALICE}, {BOB}"))
 
 
-def test_there_are_routes_to_guard() -> None:
+def test_there_are_routes_to_protect() -> None:
     paths = {path for _, path in ROUTES}
     assert {"/v1/chat/completions", "/v1/models", "/v1/models/fake", "/metrics", "/health"} <= paths
 
@@ -107,7 +107,7 @@ def test_every_route_but_health_needs_a_key(guarded: Running) -> None:
         "/health;/v1/models", "/v1/models/health", "/metrics", "/livez/../metrics", "/docs", "/openapi.json",
     ],
 )  # fmt: skip
-def test_what_is_not_known_to_be_open_is_closed(guarded: Running, path: str) -> None:
+def test_unknown_paths_need_a_key(guarded: Running, path: str) -> None:
     for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE"):
         assert ask(guarded, method, path)[0] == 401, method
 
@@ -134,7 +134,7 @@ def test_the_openai_package(guarded: Running) -> None:
     assert caught.value.code == "invalid_api_key"
 
 
-def test_no_keys_no_gate(server: Running) -> None:
+def test_without_keys_no_key_is_needed(server: Running) -> None:
     assert ask(server, "GET", "/v1/models", body=None)[0] == 200
     assert ask(server, "GET", "/v1/models", bearer("anything-at-all"), None)[0] == 200
 
@@ -172,7 +172,7 @@ def test_a_refused_body_is_not_read_to_its_end(guarded: Running) -> None:
     connection.close()
 
 
-def test_the_path_under_which_a_proxy_shows_the_server(start: Callable[..., Running]) -> None:
+def test_a_root_path_needs_keys_too(start: Callable[..., Running]) -> None:
     server = start(keys=KeyRing(arguments=[ALICE]), root_path="/llm")
     assert ask(server, "GET", "/health", body=None)[0] == 200
     assert ask(server, "GET", "/v1/models", body=None)[0] == 401
@@ -245,7 +245,7 @@ def test_a_key_file() -> None:
         ("\n".join(f"k{number} secret-{number:06}" for number in range(1001)), "1001 keys are too many"),
     ],
 )
-def test_a_wrong_line_is_named_and_not_shown(text: str, said: str) -> None:
+def test_an_invalid_line_is_named_but_not_shown(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_keys(text, "keys")
     assert said in str(caught.value)
@@ -253,7 +253,7 @@ def test_a_wrong_line_is_named_and_not_shown(text: str, said: str) -> None:
     assert "other-secret" not in str(caught.value)
 
 
-def test_a_file_that_is_no_key_file(tmp_path: Path) -> None:
+def test_a_file_without_keys(tmp_path: Path) -> None:
     for make, said in (
         (lambda: KeyRing(tmp_path / "none"), "cannot be read"),
         (lambda: KeyRing(tmp_path), "cannot be read"),
@@ -273,7 +273,7 @@ def written(file: Path, text: str) -> Path:
     return file
 
 
-def test_a_file_that_everyone_can_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_world_readable_file_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = written(tmp_path / "keys", f"alice {ALICE}\n")
     KeyRing(file)
     assert not caplog.records
@@ -317,7 +317,7 @@ def test_a_file_that_is_emptied_revokes_the_last_key(
     assert status(bearer(ALICE)) == 401
 
 
-def test_a_file_that_is_written_anew_is_not_empty_in_between(tmp_path: Path) -> None:
+def test_a_file_that_is_rewritten_revokes_no_key(tmp_path: Path) -> None:
     """`generate > keys` empties the file before there is anything to write to it."""
     file = written(tmp_path / "keys", f"alice {ALICE}\n")
     ring = KeyRing(file)
@@ -337,9 +337,7 @@ def test_a_file_that_is_written_anew_is_not_empty_in_between(tmp_path: Path) -> 
     assert not ring.find([BOB.encode(), b""])
 
 
-def test_another_process_of_the_server_begins_while_the_file_is_empty(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_process_starts_while_the_file_is_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     file = written(tmp_path / "keys", "")
     ring = KeyRing(file, follows=True)
@@ -352,7 +350,7 @@ def test_another_process_of_the_server_begins_while_the_file_is_empty(
     assert not caplog.records
 
 
-def test_a_file_that_could_not_be_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that was replaced and only then made readable has not changed since."""
     file = written(tmp_path / "keys", f"alice {ALICE}\n")
     ring = KeyRing(file)
@@ -400,7 +398,7 @@ def test_the_file_is_read_again_when_it_changes(
     assert not opens(BOB)
 
 
-def test_looks_at_the_file_do_not_overtake_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_reloads_do_not_restore_removed_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text("one the-first-key\n")
     file.chmod(0o600)

@@ -1,4 +1,4 @@
-"""`octavo serve --api-processes`: several processes on one port, one engine; any may die."""
+"""`octavo serve --api-processes`: several processes on one port with one engine."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_all_processes_outlive_the_engine() -> None:
             assert len([line for line in server.log.lines if said in line["msg"]]) == 1
 
 
-def test_the_end_lets_answers_of_every_process_finish() -> None:
+def test_shutdown_lets_requests_of_every_process_finish() -> None:
     # Longer than a process takes to end that has nothing to answer.
     with serving(2, model="fake?step_ms=12") as server:
         answers: list[httpx.Response] = []
@@ -198,7 +198,7 @@ def test_the_end_lets_answers_of_every_process_finish() -> None:
         assert (stopped["finished"], stopped["aborted"]) == (16, 0)
 
 
-def test_every_process_tells_of_all_that_still_runs() -> None:
+def test_every_process_reports_all_running_requests() -> None:
     options = ("--drain-delay", "1.5", "--shutdown-timeout", "0.5")
     with serving(3, *options, model="fake?step_ms=12") as server:
         threads = [threading.Thread(target=lambda: server.ask(max_tokens=2000)) for _ in range(24)]
@@ -229,7 +229,7 @@ def test_no_process_outlives_the_first() -> None:
         assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_what_several_processes_cannot_do_is_refused() -> None:
+def test_unsupported_options_with_several_processes() -> None:
     command = [sys.executable, "-m", "octavo", "serve", "fake", "--load-format", "fake", "--api-processes", "2"]
     result = subprocess.run([*command, "--admin-port", "0"], capture_output=True, text=True, timeout=30)
     assert result.returncode != 0
@@ -237,7 +237,7 @@ def test_what_several_processes_cannot_do_is_refused() -> None:
     assert "--api-processes 2" in result.stderr
 
 
-def test_metrics_are_summed_but_for_what_has_no_sum() -> None:
+def test_metrics_are_summed_where_a_sum_makes_sense() -> None:
     first = (
         "# HELP a_total Of a.\n# TYPE a_total counter\n"
         'a_total{x="1 2"} 3\na_total{x="2"} 1.5\n'

@@ -1,4 +1,4 @@
-"""Cached prefixes of one key are not found by others: over the real core, by what answers say of cached tokens."""
+"""Keys do not share cached prefixes, measured by the cached tokens in responses."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def keys(tmp_path: Path) -> KeyRing:
     return KeyRing(file)
 
 
-def test_each_key_finds_its_own_prefixes_alone(keys: KeyRing) -> None:
+def test_each_key_finds_only_its_own_prefixes(keys: KeyRing) -> None:
     async def run() -> None:
         async with serving(keys) as url:
             assert await cached(url, "alice-secret") == 0
@@ -80,7 +80,7 @@ def test_each_key_finds_its_own_prefixes_alone(keys: KeyRing) -> None:
     asyncio.run(run())
 
 
-def test_shared_when_that_is_asked_for(keys: KeyRing) -> None:
+def test_prefixes_are_shared_if_configured(keys: KeyRing) -> None:
     async def run() -> None:
         async with serving(keys, share_prefix_cache=True) as url:
             assert await cached(url, "alice-secret") == 0
@@ -91,7 +91,7 @@ def test_shared_when_that_is_asked_for(keys: KeyRing) -> None:
     asyncio.run(run())
 
 
-def test_without_keys_the_salt_alone_divides() -> None:
+def test_without_keys_only_the_salt_separates() -> None:
     async def run() -> None:
         async with serving(KeyRing()) as url:
             assert await cached(url, "any") == 0

@@ -86,9 +86,7 @@ def test_a_client_that_closes_its_side_within_a_request(server: Running) -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_client_that_has_gone_is_noticed_within_steps(
-    start: Callable[..., Running], stream: bool, reset: bool
-) -> None:
+def test_a_client_that_leaves_is_noticed_within_steps(start: Callable[..., Running], stream: bool, reset: bool) -> None:
     server = start(FakeEngine(delay=0.01))
     for _ in range(5):
         connection = connect(server)
@@ -118,7 +116,7 @@ def test_pipelined_requests_do_not_hide_that_the_client_has_left(
     assert server.engine.aborted == 1
 
 
-def test_listeners_ask_for_signs_of_life() -> None:
+def test_listeners_enable_tcp_keep_alive() -> None:
     """A machine that goes without a word is noticed by the kernel, within a minute."""
     with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()) as client:
         accepted, _ = listener.accept()
@@ -133,7 +131,7 @@ def test_listeners_ask_for_signs_of_life() -> None:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 60_000
 
 
-def test_as_many_connections_as_the_system_allows() -> None:
+def test_the_limit_of_open_files_is_raised() -> None:
     code = """
 import resource
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

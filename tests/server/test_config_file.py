@@ -1,4 +1,4 @@
-"""A server from one TOML file: what it may say, and how its mistakes are told."""
+"""The configuration file: its keys, its errors, its documentation."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert models.default == "chat"
 
 
-def test_what_the_command_line_names_goes_before_the_file(tmp_path: Path) -> None:
+def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, WHOLE)
     made = plan(["extra=/models/three"], file, {"port", "max_loaded_models", "dtype"}, dtype="bfloat16")
     assert [model.id for model in made.models] == ["extra", "chat@v1", "chat@v2"]
@@ -131,7 +131,7 @@ def test_a_mistake_names_file_key_value_and_remedy(tmp_path: Path, text: str, me
     assert str(file) in str(refused.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config: .*nothing.toml cannot be read \(No such file"):
         read_serve_file(tmp_path / "nothing.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -163,7 +163,7 @@ def test_models_of_the_command_line(tmp_path: Path) -> None:
         populate(registry(Engines()), plan(["demo", "demo"]).models, {})
 
 
-def test_models_that_say_nothing_of_memory_share_it() -> None:
+def test_models_without_memory_settings_share_the_memory() -> None:
     def parts(plans: list[ModelPlan]) -> list[float]:
         """Of all memory, what each takes when it is loaded after those before it."""
         free, taken = 1.0, []
@@ -223,7 +223,7 @@ def test_a_file_without_models(tmp_path: Path) -> None:
     assert [model.id for model in plan(["demo"], file).models] == ["demo"]
 
 
-def test_the_documented_files_are_what_they_say(tmp_path: Path) -> None:
+def test_the_documented_files_are_valid(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
     assert config_file.__doc__ is not None

@@ -1,4 +1,4 @@
-"""What lies in deploy/ names metrics, labels, routes and options that there are."""
+"""The files in deploy/ name existing metrics, labels, routes and options."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_kubernetes(manifest: dict[str, Any]) -> None:
         assert container[probe]["httpGet"]["port"] == container["ports"][0]["name"]
     needed = sum(float(option_value(container["args"], name)) for name in ("--drain-delay", "--shutdown-timeout"))
     # What ends without time of its own takes up to so much more.
-    assert pod["terminationGracePeriodSeconds"] >= needed + lifecycle._LAST_WORDS_S + 5
+    assert pod["terminationGracePeriodSeconds"] >= needed + lifecycle._GRACEFUL_SHUTDOWN_S + 5
     # A pod is taken off the endpoints when it is not ready, and is asked again that often.
     assert float(option_value(container["args"], "--drain-delay")) >= container["readinessProbe"]["periodSeconds"]
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -249,7 +249,7 @@ def test_a_rollout_needs_no_second_gpu(manifest: dict[str, Any]) -> None:
     assert container_of(manifest)["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
-def test_names_by_which_a_cluster_asks_are_taken(manifest: dict[str, Any]) -> None:
+def test_host_names_of_a_cluster_are_allowed(manifest: dict[str, Any]) -> None:
     arguments = container_of(manifest)["args"]
     given = [argument.partition("=")[2] for argument in arguments if argument.startswith("--allowed-hosts")]
     allowed = allowed_hosts(given, option_value(arguments, "--host"), has_keys=True)
@@ -396,7 +396,7 @@ def test_systemd(tmp_path: Path) -> None:
     assert words[1] == "serve"
     check_options(words[2:])
     needed = sum(float(option_value(words, name)) for name in ("--drain-delay", "--shutdown-timeout"))
-    assert float(unit["Service"]["TimeoutStopSec"]) >= needed + lifecycle._LAST_WORDS_S + 5
+    assert float(unit["Service"]["TimeoutStopSec"]) >= needed + lifecycle._GRACEFUL_SHUTDOWN_S + 5
     assert unit["Service"]["Type"] == "notify"
     assert unit["Service"]["RestartPreventExitStatus"] == str(_USAGE)
     if shutil.which("systemd-analyze"):

@@ -1,4 +1,4 @@
-"""`octavo serve` whose engine process is killed, stopped or keeps failing: what clients and probes see."""
+"""`octavo serve` with an engine process that is killed, stopped or keeps failing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constraints are compiled once, in threads, before the engine is asked."""
+"""Constraints are compiled once, in threads, before they reach the engine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def slow() -> tuple[GrammarCheck, SlowVocabulary]:
     return check, check._vocabulary
 
 
-def test_equal_ones_are_compiled_once_and_the_loop_runs_on(slow: tuple[GrammarCheck, SlowVocabulary]) -> None:
+def test_equal_constraints_are_compiled_once(
+    slow: tuple[GrammarCheck, SlowVocabulary],
+) -> None:
     check, vocabulary = slow
 
     async def main() -> list[Any]:
@@ -87,7 +89,7 @@ def test_equal_ones_are_compiled_once_and_the_loop_runs_on(slow: tuple[GrammarCh
     assert sorted(vocabulary.compiled) == ["a", "wrong"]
 
 
-def test_kinds_are_told_apart_and_faults_are_not_remembered(slow: tuple[GrammarCheck, SlowVocabulary]) -> None:
+def test_kinds_are_distinguished_and_crashes_are_not_cached(slow: tuple[GrammarCheck, SlowVocabulary]) -> None:
     check, vocabulary = slow
     vocabulary.go.set()
 
@@ -139,7 +141,7 @@ def test_too_many_at_once(slow: tuple[GrammarCheck, SlowVocabulary], monkeypatch
     assert sorted(vocabulary.compiled) == ["0", "0", "1", "2", "3", "4", "5", "6"]
 
 
-def test_tenants_take_turns_and_what_nobody_waits_for_is_left_out(
+def test_tenants_take_turns_and_cancelled_compilations_are_skipped(
     slow: tuple[GrammarCheck, SlowVocabulary],
 ) -> None:
     check, vocabulary = slow
@@ -188,7 +190,7 @@ def test_a_real_vocabulary() -> None:
     asyncio.run(main())
 
 
-def test_the_cap_is_the_compilers() -> None:
+def test_the_limit_is_the_compilers() -> None:
     vocabulary = Vocabulary(TokenTable([b"a", b"</s>"], b"\0\1"), [1], 2)
     assert ServerSettings().max_constraint_bytes == 1 << 18
     vocabulary.compile("choice", '["a"' + " " * ((1 << 18) - 5) + "]")
@@ -214,7 +216,7 @@ FIELDS = (
 @example(fields={"structured_outputs": {"json": "[]"}})
 @example(fields={"structured_outputs": {"json": True}})
 @example(fields={"structured_outputs": {"choice": []}})
-def test_whatever_is_sent_is_understood_or_refused(fields: dict[str, Any]) -> None:
+def test_random_constraints_are_compiled_or_refused(fields: dict[str, Any]) -> None:
     served = ModelHandle(FakeEngine(constrains_output=True))
     try:
         request = decode(CompletionRequest, msgspec.json.encode({"prompt": "x", **fields}))

@@ -1,4 +1,4 @@
-"""Names that resolve here without being ours, pages of other origins, and ports that others can reach."""
+"""Host check, origin check, and exposure to other machines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_names_of_this_machine(start: Callable[..., Running], host: str) -> None
         "127.1.evil", "xn--lcalhost-m1a", "0x7f.1.evil", "localhost:99999999",
     ],
 )  # fmt: skip
-def test_a_rebound_name(start: Callable[..., Running], host: str) -> None:
+def test_a_rebound_host_name_is_refused(start: Callable[..., Running], host: str) -> None:
     server = start(allowed_hosts=())
     for path in ("/v1/models", "/metrics", "/nothing", "/health"):
         assert get(server, host, path) in (400, 403), path
@@ -61,7 +61,7 @@ def test_a_rebound_name(start: Callable[..., Running], host: str) -> None:
     assert "--allowed-hosts" in json.loads(body)["error"]["message"]
 
 
-def test_one_host_header_and_no_more(start: Callable[..., Running]) -> None:
+def test_exactly_one_host_header(start: Callable[..., Running]) -> None:
     server = start(allowed_hosts=())
     assert status_of(server, b"GET /v1/models HTTP/1.1\r\n")[0] in (400, 403)
     assert status_of(server, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n")[0] in (400, 403)
@@ -79,7 +79,7 @@ def test_named_hosts(start: Callable[..., Running]) -> None:
     assert get(server, "127.0.0.1") == 200
 
 
-def test_hosts_where_others_can_reach_the_port() -> None:
+def test_default_hosts_of_a_public_server() -> None:
     # Keys guard what a page of a rebound name would not have; without keys the names still count.
     assert allowed_hosts((), "0.0.0.0", has_keys=True) == ("*",)
     assert "*" not in allowed_hosts((), "0.0.0.0", has_keys=False)
@@ -91,7 +91,7 @@ def test_hosts_where_others_can_reach_the_port() -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.0.0.1", "192.168.1.2", "fe80::1%eth0", "8.8.8.8"])
-def test_a_port_open_to_others_needs_keys(address: str) -> None:
+def test_a_public_address_needs_keys(address: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_exposure(address, has_keys=False, insecure=False)
     assert "--api-key-file" in str(caught.value)
@@ -101,7 +101,7 @@ def test_a_port_open_to_others_needs_keys(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1"])
-def test_a_port_for_this_machine_needs_none(address: str) -> None:
+def test_a_loopback_address_needs_no_keys(address: str) -> None:
     check_exposure(address, has_keys=False, insecure=False)
 
 
@@ -124,7 +124,7 @@ PREFLIGHT = {
 }
 
 
-def test_no_other_origin_by_default(server: Running) -> None:
+def test_other_origins_are_refused_by_default(server: Running) -> None:
     found = ask(server, "OPTIONS", "/v1/chat/completions", PREFLIGHT)
     assert found.status == 405
     assert not [name for name, _ in found.getheaders() if name.lower().startswith("access-control")]
@@ -153,7 +153,7 @@ def test_a_named_origin(start: Callable[..., Running]) -> None:
     assert found.getheader("access-control-allow-origin") is None
 
 
-def test_a_stream_to_another_origin_comes_as_it_is_made(start: Callable[..., Running]) -> None:
+def test_a_stream_to_another_origin_is_not_buffered(start: Callable[..., Running]) -> None:
     server = start(FakeEngine(delay=0.05), allowed_origins=(PAGE,))
     body = json.dumps({"prompt": "Hi", "max_tokens": 40, "stream": True}).encode()
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)

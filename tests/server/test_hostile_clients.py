@@ -1,4 +1,4 @@
-"""What comes when somebody means ill: any bytes, depths and sizes, half requests, clients that stall."""
+"""Hostile clients: random bytes, depths and sizes, incomplete requests, stalls."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def wait_idle(server: Running) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_request_at_all(start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_random_requests(start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(HttpProtocol, "arrival_s", 0.3)
     server = start(keys=KeyRing(environment=KEY), max_body_bytes=1 << 20)
     draw = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What no well-behaved client sends, byte by byte, and clients that leave."""
+"""Invalid requests, health, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_wrong_content_type(server: Running) -> None:
     assert "application/json" in json.loads(body)["error"]["message"]
 
 
-def test_not_http_at_all(server: Running) -> None:
+def test_bytes_that_are_not_http(server: Running) -> None:
     assert exchange(server, b"\x16\x03\x01\x02\x00garbage\r\n\r\n")[0] == 400
     assert post(server, CHAT)[0] == 200
 
@@ -245,7 +245,7 @@ def test_body_too_large(start: Callable[..., Running]) -> None:
     assert post(server, CHAT)[0] == 200
 
 
-def test_a_fault_inside_gives_500_without_details(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_is_500_without_details(server: Running, caplog: pytest.LogCaptureFixture) -> None:
     status, answered = post(server, {"prompt": [BROKEN_TOKEN]}, "/v1/completions")
     assert status == 500
     assert answered["error"]["type"] == "server_error"
@@ -254,7 +254,7 @@ def test_a_fault_inside_gives_500_without_details(server: Running, caplog: pytes
     assert post(server, CHAT)[0] == 200
 
 
-def test_one_bad_prompt_of_several_ends_the_whole_request(start: Callable[..., Running]) -> None:
+def test_one_invalid_prompt_ends_the_whole_request(start: Callable[..., Running]) -> None:
     server = start(FakeEngine(delay=0.005))
     payload = {"prompt": [[65], [66] * 300, [67]], "max_tokens": 100}
     status, answered = post(server, payload, "/v1/completions")
@@ -303,7 +303,7 @@ def test_template_variables_of_any_name(server: Running, name: str) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 5000}]}),
     ],
 )
-def test_a_text_far_beyond_the_context_is_not_tokenized(
+def test_a_text_much_longer_than_the_context_is_not_tokenized(
     start: Callable[..., Running], path: str, body: dict[str, Any]
 ) -> None:
     server = start()
@@ -352,7 +352,7 @@ def test_a_request_that_never_arrives(server: Running, monkeypatch: pytest.Monke
         assert connection.recv(1 << 16) == b""
 
 
-def test_a_slow_answer_outlives_the_wait_for_a_request(
+def test_a_slow_completion_outlives_the_arrival_timeout(
     start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HttpProtocol, "arrival_s", 0.1)

@@ -1,4 +1,4 @@
-"""Where a request ends, and what it is when a client says it oddly, twice or not at all."""
+"""HTTP framing: where a request ends, versions, pipelining, upgrades, targets, refusals."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_stream_to_http_1_0_ends_with_the_connection(server: Running, path: st
     assert without_names(joined) == without_names(body)
 
 
-def test_a_stream_to_http_1_0_that_breaks_does_not_look_whole(start: Callable[..., Running]) -> None:
+def test_a_broken_stream_to_http_1_0_ends_with_an_error(start: Callable[..., Running]) -> None:
     engine = FakeEngine(delay=0.02)
     server = start(engine)
     with connect(server) as connection:
@@ -174,7 +174,7 @@ SMUGGLED = b"GET /smuggled HTTP/1.1\r\n" + HOST + b"\r\n"
         b"no colon\r\n",
     ],
 )
-def test_heads_that_two_servers_could_read_differently(server: Running, headers: bytes) -> None:
+def test_ambiguous_heads_are_refused(server: Running, headers: bytes) -> None:
     received = exchange(server, b"POST /v1/completions HTTP/1.1\r\n" + HOST + headers + b"\r\n0\r\n\r\n" + SMUGGLED)
     assert statuses(received) == [400]
     assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
@@ -221,7 +221,7 @@ def test_bad_chunks(server: Running, caplog: pytest.LogCaptureFixture, chunks: b
     assert [(line["status"], line["path"]) for line in lines] == [(400, "/v1/completions")]
 
 
-def test_a_trailer_is_no_header(start: Callable[..., Running]) -> None:
+def test_trailers_are_ignored(start: Callable[..., Running]) -> None:
     body = json.dumps(CHAT).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     trailer = b"X-Request-Id: from-a-trailer\r\nHost: evil\r\nX-Api-Key: x\r\n"
@@ -233,7 +233,7 @@ def test_a_trailer_is_no_header(start: Callable[..., Running]) -> None:
 # ---------------------------------------------------------------- one after the other
 
 
-def test_garbage_behind_a_request_waits_for_its_answer(start: Callable[..., Running]) -> None:
+def test_garbage_after_a_request_is_refused_after_its_response(start: Callable[..., Running]) -> None:
     server = start(FakeEngine(delay=0.02))
     stream = post(CHAT | {"stream": True, "max_tokens": 20})
     for garbage in (b"\x16\x03\x01garbage\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"X" * 40_000):
@@ -250,7 +250,7 @@ def test_garbage_behind_a_request_waits_for_its_answer(start: Callable[..., Runn
         assert b"[DONE]" in received
 
 
-def test_requests_in_one_packet_are_answered_in_turn(server: Running) -> None:
+def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
     last = b"GET /v1/models HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n"
     several = post(CHAT) + MODELS + b"\r\n" + post(CHAT | {"stream": True}) + b"GET /none HTTP/1.1\r\n" + HOST + b"\r\n"
     received = exchange(server, several * 20 + last + b"and garbage that nobody looks at")
@@ -265,7 +265,7 @@ def test_requests_in_one_packet_are_answered_in_turn(server: Running) -> None:
 
 
 @pytest.mark.parametrize("cut", [-200, -40, -1])
-def test_a_request_that_comes_in_parts_while_another_is_answered(start: Callable[..., Running], cut: int) -> None:
+def test_a_pipelined_request_that_arrives_in_parts(start: Callable[..., Running], cut: int) -> None:
     server = start(FakeEngine(delay=0.02))
     data = post(CHAT | {"max_tokens": 10}) + post(CHAT, more=b"X: " + b"x" * 100 + b"\r\n")
     with connect(server) as connection:
@@ -279,7 +279,7 @@ def test_a_request_that_comes_in_parts_while_another_is_answered(start: Callable
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_where_packets_end_changes_nothing(start: Callable[..., Running], seed: int) -> None:
+def test_packet_boundaries_do_not_matter(start: Callable[..., Running], seed: int) -> None:
     server = start(FakeEngine(delay=0.0005))
     draw = random.Random(seed)
     body = json.dumps(CHAT).encode()
@@ -326,7 +326,7 @@ def test_a_body_that_is_not_read_is_not_taken_for_a_request(server: Running) -> 
 
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.0"])
-def test_an_upgrade_is_not_taken_and_the_body_is_read(server: Running, protocol: bytes) -> None:
+def test_an_upgrade_is_ignored_and_the_body_is_read(server: Running, protocol: bytes) -> None:
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + protocol + b"\r\nHTTP2-Settings: AAMAAABk\r\n"
     request = post(CHAT, more=upgrade)
     last = b"GET /v1/models HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n"
@@ -463,7 +463,7 @@ def test_refusals_are_answered_counted_and_logged(
     assert counted(server, status) == 1
 
 
-def test_blanks_around_a_value_are_none_of_it(server: Running) -> None:
+def test_spaces_around_a_header_value_are_removed(server: Running) -> None:
     body = json.dumps(CHAT).encode()
     head = (
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: \t localhost \t\r\nX-Request-Id:  mine \r\n"

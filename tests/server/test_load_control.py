@@ -1,4 +1,4 @@
-"""Many clients at one engine, over real sockets: limits, turns, priorities, deadlines, and leaving the queue."""
+"""Load control over real sockets: limits, fairness, priorities, deadlines, cancellation."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_the_openai_package_waits_and_tries_again(start: Callable[..., Running])
     assert [client.done().status for client in clients] == [200] * 2
 
 
-def test_the_engine_is_never_given_more_than_it_may_hold(start: Callable[..., Running]) -> None:
+def test_the_engine_never_gets_more_than_its_capacity(start: Callable[..., Running]) -> None:
     server = start(FakeEngine(delay=0.005), max_engine_requests=3)
     most = 0
     clients = [Client(server, [[65]] * 4, stream=bool(number % 2)) for number in range(5)]
@@ -373,7 +373,7 @@ def test_a_client_that_leaves_the_queue(start: Callable[..., Running], stream: b
     assert queue(server)["in_engine"] == queue(server)["waiting_tokens"] == 0
 
 
-def test_a_thousand_that_leave(start: Callable[..., Running]) -> None:
+def test_a_thousand_clients_that_leave(start: Callable[..., Running]) -> None:
     server = start(FakeEngine(delay=0.05), max_engine_requests=1)
     first = fill(server, 0, max_tokens=100)
     for _ in range(4):
@@ -389,7 +389,7 @@ def test_a_thousand_that_leave(start: Callable[..., Running]) -> None:
     wait_until(lambda: queue(server)["in_engine"] == 0)
 
 
-def test_the_end_empties_the_queue(start: Callable[..., Running]) -> None:
+def test_shutdown_empties_the_queue(start: Callable[..., Running]) -> None:
     server = start(FakeEngine(delay=0.05), max_engine_requests=1)
     clients = fill(server, 3, max_tokens=100)
     server.state.abort_all()

@@ -1,4 +1,4 @@
-"""What children write to standard error, as lines of the server's own log."""
+"""Relay of what child processes write to standard error."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_server_of_thousands_of_connections_relays_too(log: Any) -> None:
     assert own == {"ts": "own line"}
 
 
-def test_the_last_words_of_a_child_are_in_the_log_when_its_end_is_known(log: Any) -> None:
+def test_the_last_lines_of_a_child_are_logged_before_its_end_is_known(log: Any) -> None:
     for number in range(20):
         output = relayed()
         code = f"import os; os.write(2, b'x' * 70000 + b'\\nlast words {number}'); os._exit(1)"
@@ -76,7 +76,7 @@ def test_the_last_words_of_a_child_are_in_the_log_when_its_end_is_known(log: Any
         assert log()[-1]["msg"].endswith(f"last words {number}")
 
 
-def test_a_child_whose_own_child_lives_on_is_not_waited_for(log: Any) -> None:
+def test_a_grandchild_that_lives_on_delays_nothing(log: Any) -> None:
     output = relayed()
     process = subprocess.Popen(["/bin/sh", "-c", "sleep 3 & echo gone >&2"], stderr=output.descriptor)
     output.started("child", process.pid)

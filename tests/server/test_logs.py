@@ -1,4 +1,4 @@
-"""The log tells how requests went, and nothing that a client sends can forge it."""
+"""The log: fields of requests, and safety against forged lines."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_prompts_are_logged_only_when_asked_for(start: Callable[..., Running], l
     assert not UNSAFE.search(json.dumps(line, ensure_ascii=False))
 
 
-def test_no_line_where_none_is_wanted(start: Callable[..., Running], lines: Lines) -> None:
+def test_the_access_log_can_be_turned_off(start: Callable[..., Running], lines: Lines) -> None:
     server = start(access_log=False)
     raw(server, b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
     assert [line for line in lines() if line["logger"] == "octavo.access"] == []
@@ -207,7 +207,7 @@ FORGED = '{"level":"info","msg":"forged"}'
         (b"/" + b"x" * 5000, b""),
     ],
 )  # fmt: skip
-def test_what_clients_send_stays_within_its_line(server: Running, lines: Lines, target: bytes, headers: bytes) -> None:
+def test_client_input_stays_within_its_line(server: Running, lines: Lines, target: bytes, headers: bytes) -> None:
     raw(server, b"GET %b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (target, headers))
     (line,) = access(lines)
     assert line["msg"] == "request"
@@ -254,7 +254,7 @@ def test_an_exception_cannot_pose_as_a_line() -> None:
     assert json.loads(JsonFormatter().format(record("failed", error=error)))["exception"].count("\n") >= 2
 
 
-def test_colours_only_where_asked_for() -> None:
+def test_colours_only_on_a_terminal() -> None:
     made = record("x")
     made.levelno, made.levelname = logging.ERROR, "ERROR"
     assert "\x1b[31m" in ConsoleFormatter(colour=True).format(made)
@@ -273,7 +273,7 @@ def test_printable() -> None:
 # ------------------------------------------------------------ who reads it
 
 
-def test_a_reader_that_stands_still_holds_nobody_up() -> None:
+def test_a_blocked_reader_delays_nothing() -> None:
     reading, writing = os.pipe()
     handler = LineHandler(writing)
     handler.setFormatter(JsonFormatter())
@@ -293,7 +293,7 @@ def test_a_reader_that_stands_still_holds_nobody_up() -> None:
         os.close(end)
 
 
-def test_a_line_that_cannot_be_made_hurts_nobody_and_is_a_line_all_the_same(tmp_path: Path) -> None:
+def test_a_line_that_cannot_be_formatted_is_logged_anyway(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     handler = LineHandler(descriptor)
     handler.setFormatter(JsonFormatter())

@@ -1,4 +1,4 @@
-"""`/metrics` tells what happened."""
+"""`/metrics`: names, labels and values."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_counts_move_as_requests_run(client: openai.OpenAI, server: Running) -> 
     assert after.get("octavo_requests_aborted_total", 0) == 0
 
 
-def test_the_engines_own(server: Running) -> None:
+def test_engine_metrics(server: Running) -> None:
     values = scrape(server)
     assert values["vllm:num_requests_waiting"] == 3
     assert values["octavo_num_requests_deferred"] == 1
@@ -152,7 +152,7 @@ def test_names_types_and_labels_are_vllms(client: openai.OpenAI, server: Running
     assert labels_of(exposed["vllm:cache_config_info"]) >= {"block_size", "num_gpu_blocks"}
 
 
-def test_edges_are_vllms_and_finer(server: Running) -> None:
+def test_buckets_include_those_of_vllm(server: Running) -> None:
     exposed = families(server)
     for name, edges in VLLM_EDGES.items():
         found = {
@@ -179,7 +179,7 @@ def test_a_histogram_adds_up(client: openai.OpenAI, server: Running) -> None:
     }
 
 
-def test_random_paths_make_no_series(server: Running) -> None:
+def test_random_paths_create_no_series(server: Running) -> None:
     for index in range(30):
         for path in (f"/nope/{index}", f"/v1/models/none-{index}", f"/v1/chat/completions?x={index}"):
             with contextlib.suppress(urllib.error.HTTPError):
@@ -221,7 +221,7 @@ def test_label_values_are_escaped() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 5))))
-def test_buckets_hold_what_prometheus_client_puts_there(observations: list[tuple[float, int]]) -> None:
+def test_buckets_equal_those_of_prometheus_client(observations: list[tuple[float, int]]) -> None:
     bounds = (0.001, 0.1, 1.0, 10.0)
     ours, registry = Family("x", "X.", "histogram", bounds=bounds), CollectorRegistry()
     theirs = Histogram("x", "X.", buckets=bounds, registry=registry)
@@ -269,7 +269,7 @@ def test_ends_of_requests_by_reason(start: Callable[..., Running]) -> None:
     assert exposed["octavo_requests_aborted"].samples[0].value == 2
 
 
-def test_a_refused_request_has_no_end(start: Callable[..., Running]) -> None:
+def test_a_refused_request_does_not_count_as_ended(start: Callable[..., Running]) -> None:
     server = start(FakeEngine(delay=0.3), max_stops=1, max_engine_requests=1, request_timeout=0.2)
     with server.client() as client:
         for fields in ({"prompt": [72], "stop": ["a", "b"]}, {"prompt": [72] * 300}, {"prompt": [72], "n": 0}):
@@ -297,7 +297,7 @@ async def refusing_stream(*_: Any, **__: Any) -> AsyncIterator[OutputDelta]:
     yield
 
 
-def test_what_an_engine_adds_to_its_stats_shows(server: Running) -> None:
+def test_optional_engine_stats_are_shown(server: Running) -> None:
     exposed = families(server)
     parts = {sample.labels["part"]: sample.value for sample in exposed["octavo_engine_host_seconds"].samples}
     assert parts == {"plan": 0.5, "wait": 2.25}
@@ -324,7 +324,7 @@ def test_times_of_a_request_add_up(start: Callable[..., Running]) -> None:
     assert values["vllm:request_time_per_output_token_seconds_sum"] == pytest.approx(decode / 9, abs=1e-6)
 
 
-def test_the_door(start: Callable[..., Running]) -> None:
+def test_queue_metrics(start: Callable[..., Running]) -> None:
     server = start(FakeEngine(delay=0.01), max_engine_requests=1, max_queue_requests=2, request_timeout=0.4)
     body = json.dumps({"prompt": [72], "max_tokens": 100}).encode()
     with ThreadPoolExecutor(5) as pool:
@@ -390,7 +390,7 @@ def test_queue_time_counts_the_servers_queue_and_the_engines() -> None:
     assert abs(float(total.split()[-1]) - 7.0) < 1.0
 
 
-def test_keys_that_do_not_open() -> None:
+def test_auth_failures_are_counted() -> None:
     state = ServerState(keys=KeyRing(arguments=["alices-own-key"]))
     server = Running(FakeEngine(), state)
     try:
@@ -445,7 +445,7 @@ def test_variants_states_and_the_admin_listener() -> None:
     assert value("octavo_http_requests_total", path="unmatched", code="401") == 1
 
 
-def test_series_of_removed_models_go_and_those_of_models_never_loaded_do_not_come() -> None:
+def test_series_exist_for_loaded_models_only() -> None:
     server = Routed("m@v1", "m@v2", "other", *(f"~idle{number}" for number in range(20)))
     try:
         for name in ("m@v1", "m@v2", "m", "other"):

@@ -1,4 +1,4 @@
-"""The registry of models, without sockets: who is loaded, who answers, who makes room."""
+"""The model registry without sockets: loads, names, eviction."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_path_with_an_at_sign_has_no_version() -> None:
     assert models.entries[0].version is None
 
 
-def test_many_that_ask_for_one_model_load_it_once() -> None:
+def test_many_requests_for_one_model_load_it_once() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a=a?load=0.05", "b")
@@ -86,9 +86,7 @@ def test_progress_while_loading() -> None:
 
 
 @pytest.mark.parametrize(("ids", "lines"), [(["a", "b"], ["the model b could not be loaded"]), (["b"], [])])
-def test_a_start_that_fails_names_the_model_of_several(
-    caplog: pytest.LogCaptureFixture, ids: list[str], lines: list[str]
-) -> None:
+def test_a_failed_start_names_the_model(caplog: pytest.LogCaptureFixture, ids: list[str], lines: list[str]) -> None:
     async def work() -> None:
         models = registry(Engines(), "a", "b=b?fail=1")
         models.started = False
@@ -101,7 +99,7 @@ def test_a_start_that_fails_names_the_model_of_several(
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == lines
 
 
-def test_a_waiter_that_leaves_does_not_end_the_load_nor_keep_a_lease() -> None:
+def test_a_cancelled_waiter_neither_ends_the_load_nor_keeps_a_lease() -> None:
     async def work() -> None:
         models = registry(Engines(), "a=a?load=0.05")
         entry = models.entries[0]
@@ -133,7 +131,7 @@ def test_a_waiter_that_leaves_does_not_end_the_load_nor_keep_a_lease() -> None:
     run(work())
 
 
-def test_who_waits_is_bounded_in_time_and_number() -> None:
+def test_waiting_is_bounded_in_time_and_number() -> None:
     async def work() -> None:
         models = registry(Engines(), "a=a?load=0.3", model_load_wait=0.05, max_load_waiters=2)
         began = time.monotonic()
@@ -165,7 +163,7 @@ def test_without_autoload_a_request_loads_nothing() -> None:
     run(work())
 
 
-def test_a_load_that_fails_is_told_without_its_secrets_and_not_tried_by_each_request(
+def test_a_failed_load_hides_its_reason_and_is_not_retried_by_each_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def work() -> None:
@@ -189,7 +187,7 @@ def test_a_load_that_fails_is_told_without_its_secrets_and_not_tried_by_each_req
     run(work())
 
 
-def test_a_model_that_loads_and_cannot_answer_is_not_put_up() -> None:
+def test_a_model_that_cannot_generate_is_not_served() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a=a?broken=1")
@@ -201,7 +199,7 @@ def test_a_model_that_loads_and_cannot_answer_is_not_put_up() -> None:
     run(work())
 
 
-def test_a_model_is_warm_when_it_is_put_up() -> None:
+def test_a_model_is_warm_before_it_serves() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a")
@@ -214,7 +212,7 @@ def test_a_model_is_warm_when_it_is_put_up() -> None:
     run(work())
 
 
-def test_weights_are_kept_and_users_stay_with_their_model() -> None:
+def test_requests_follow_the_weights_and_users_keep_their_model() -> None:
     async def work() -> None:
         models = registry(Engines(), "m@v1", "m@v2", "m@v3")
         models.set_alias("chat", {"m@v1": 70, "m@v2": 30})
@@ -258,7 +256,7 @@ def test_a_variant_can_be_asked_for() -> None:
     run(work())
 
 
-def test_another_variant_stands_in_for_one_that_cannot_answer() -> None:
+def test_another_variant_replaces_one_that_cannot_answer() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "m@v1", "m@v2=m@v2?fail=1")
@@ -320,7 +318,7 @@ def test_swap_and_back() -> None:
     run(work())
 
 
-def test_a_model_that_drains_is_loaded_again_for_who_asks_for_it_by_its_id() -> None:
+def test_a_draining_model_is_loaded_again_for_a_request_by_id() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "m@v1", max_loaded_models=1)
@@ -381,7 +379,7 @@ def test_a_swap_that_fails_leaves_the_old_one_serving() -> None:
     run(work())
 
 
-def test_swap_of_one_variant_keeps_the_others_and_what_they_weigh() -> None:
+def test_swap_of_one_variant_keeps_the_others_and_their_weights() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "m@v1", "m@v2", "m@v3")
@@ -453,7 +451,7 @@ def test_the_least_recently_used_makes_room() -> None:
     run(work())
 
 
-def test_models_that_take_turns_in_one_place_starve_nobody() -> None:
+def test_models_that_evict_each_other_starve_no_request() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a", "b", "c", max_loaded_models=1, model_load_wait=20)
@@ -499,7 +497,7 @@ def test_a_pinned_model_never_makes_room() -> None:
     run(work())
 
 
-def test_unload_waits_for_answers_but_not_for_ever() -> None:
+def test_unload_waits_for_requests_with_a_limit() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a")
@@ -581,7 +579,7 @@ def test_removing() -> None:
     run(work())
 
 
-def test_a_model_that_is_removed_is_unknown_at_once_and_leaves_no_engine() -> None:
+def test_a_removed_model_is_unknown_at_once_and_leaves_no_engine() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a", "b")
@@ -607,7 +605,7 @@ def test_a_model_that_is_removed_is_unknown_at_once_and_leaves_no_engine() -> No
     run(work())
 
 
-def test_a_swap_to_a_model_that_is_removed_meanwhile_changes_nothing() -> None:
+def test_a_swap_to_a_model_removed_meanwhile_changes_nothing() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a", "b=b?load=0.05")
@@ -655,7 +653,7 @@ def test_a_dead_engine_is_replaced_by_a_load() -> None:
     run(work())
 
 
-def test_a_load_takes_no_longer_than_it_may() -> None:
+def test_a_load_has_a_time_limit() -> None:
     async def work() -> None:
         models = registry(Engines(), "a=a?load=20", model_load_timeout=0.05)
         with pytest.raises(ModelUnavailable, match="took more than"):

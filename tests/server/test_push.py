@@ -1,4 +1,4 @@
-"""Tokens that go straight from the engine's message to the connection: the bytes of the long way, and no others."""
+"""Tokens pushed directly from the engine's message to the connection: the same bytes as through ASGI."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def scripts(draw: st.DrawFn) -> tuple[int, list[tuple[int, str]]]:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat"])
-def test_the_bytes_are_those_of_the_long_way(
+def test_pushed_bytes_equal_those_through_asgi(
     start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     engine = ScriptedEngine()
@@ -244,7 +244,7 @@ REQUESTS = [
 ]
 
 
-def test_a_stream_joins_to_the_whole_answer_and_counts_as_much(pushes: list[int]) -> None:
+def test_a_stream_equals_the_whole_completion_and_its_counts(pushes: list[int]) -> None:
     async def main() -> None:
         async with served("fake?step_ms=0.5") as (port, _, state):
             bodies = [
@@ -282,7 +282,7 @@ def test_a_stream_joins_to_the_whole_answer_and_counts_as_much(pushes: list[int]
 
 
 @pytest.mark.usefixtures("keeps_up")
-def test_a_slow_reader_costs_a_bounded_buffer_and_gets_everything(
+def test_a_slow_reader_gets_everything_from_a_bounded_buffer(
     monkeypatch: pytest.MonkeyPatch, pushes: list[int]
 ) -> None:
     buffered = [0]
@@ -345,7 +345,7 @@ def test_clients_that_leave_end_their_requests_within_steps(pushes: list[int]) -
     assert pushes[0] > 100
 
 
-def test_an_engine_that_dies_ends_streams_with_an_error_after_all_that_came(pushes: list[int]) -> None:
+def test_streams_of_a_dead_engine_end_with_an_error_after_their_tokens(pushes: list[int]) -> None:
     async def main() -> None:
         async with served("fake?step_ms=2&fail_at=150") as (port, _, _):
             body = {"messages": MESSAGES, "max_tokens": 20000, "ignore_eos": True}
@@ -358,7 +358,7 @@ def test_an_engine_that_dies_ends_streams_with_an_error_after_all_that_came(push
     assert pushes[0] > 500
 
 
-def test_a_loop_that_was_held_up_catches_up_with_merged_pieces(pushes: list[int]) -> None:
+def test_a_blocked_loop_catches_up_with_merged_tokens(pushes: list[int]) -> None:
     async def main() -> None:
         async with served("fake?step_ms=1") as (port, _, _):
             body = {"messages": MESSAGES, "max_tokens": 1200, "temperature": 0, "ignore_eos": True}

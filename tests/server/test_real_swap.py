@@ -1,4 +1,4 @@
-"""Real engines in processes of their own, two of one name divided by weight, swapped while they answer."""
+"""Two real engine processes behind one weighted name, swapped while they serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that can be done to models, at once and in any order: what always holds."""
+"""Invariants of the registry under random concurrent commands."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def _operator(models: ModelRegistry, dice: random.Random, outcomes: dict[s
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("limited", [False, True])
-def test_no_engine_is_closed_under_a_request_and_nothing_is_left_over(seed: int, limited: bool) -> None:
+def test_random_commands_close_no_engine_in_use_and_leak_nothing(seed: int, limited: bool) -> None:
     async def work() -> None:
         engines = _Counted()
         settings = {"max_loaded_models": MOST} if limited else {}
@@ -146,7 +146,7 @@ def test_no_engine_is_closed_under_a_request_and_nothing_is_left_over(seed: int,
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_end_in_the_midst_of_it_leaves_nothing_and_nobody_waiting(seed: int) -> None:
+def test_shutdown_amid_random_commands_leaks_nothing(seed: int) -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "m@1=m1?load=0.001", "m@2=m2?load=0.002", "other=o?load=0.001", model_load_wait=5)

@@ -1,4 +1,4 @@
-"""Loads, unloads and the end that meet: what fails leaves nothing, and nothing is left over."""
+"""Races of loads, unloads and the shutdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from registry_fakes import Engines, ask, eventually, registry, run
 # -------------------------------------------------------- loads that fail
 
 
-def test_a_model_whose_first_load_fails_was_never_there() -> None:
+def test_a_failed_first_load_undoes_the_registration() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a")
@@ -37,7 +37,7 @@ def test_a_model_whose_first_load_fails_was_never_there() -> None:
     run(work())
 
 
-def test_a_failed_model_that_got_a_name_meanwhile_stays_to_be_seen() -> None:
+def test_a_failed_model_with_an_alias_stays_registered() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a")
@@ -58,7 +58,7 @@ def test_a_failed_model_that_got_a_name_meanwhile_stays_to_be_seen() -> None:
     run(work())
 
 
-def test_the_caller_leaves_and_a_load_that_fails_leaves_nothing() -> None:
+def test_a_failed_load_without_its_caller_leaves_nothing() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a")
@@ -75,7 +75,7 @@ def test_the_caller_leaves_and_a_load_that_fails_leaves_nothing() -> None:
     run(work())
 
 
-def test_requests_have_a_failed_model_tried_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_retry_a_failed_model_with_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a=a?fail=1")
@@ -106,7 +106,7 @@ def test_requests_have_a_failed_model_tried_less_and_less_often(monkeypatch: pyt
 # -------------------------------------------------------- unloading
 
 
-def test_unload_shortens_a_drain_under_way() -> None:
+def test_unload_shortens_a_running_drain() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "m@v1", "m@v2")
@@ -169,7 +169,7 @@ def test_a_model_removed_while_its_dead_engine_is_closed_is_not_loaded_again() -
     run(work())
 
 
-def test_a_swap_whose_model_is_unloaded_in_the_moment_it_is_ready_loads_it_again() -> None:
+def test_a_swap_reloads_a_model_that_was_unloaded_when_ready() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "m@v1", "m@v2=m@v2?load=0.02", autoload=False)
@@ -192,7 +192,7 @@ def test_a_swap_whose_model_is_unloaded_in_the_moment_it_is_ready_loads_it_again
 # -------------------------------------------------------- the end
 
 
-def test_nothing_is_loaded_once_the_end_has_begun() -> None:
+def test_no_model_is_loaded_during_shutdown() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "a", "b=b?load=20", "c")
@@ -224,7 +224,7 @@ def test_nothing_is_loaded_once_the_end_has_begun() -> None:
     run(work())
 
 
-def test_what_is_removed_is_told_when_nothing_of_it_runs() -> None:
+def test_removal_is_reported_when_nothing_runs_any_more() -> None:
     async def work() -> None:
         gone: list[str] = []
         models = registry(Engines(), "a", "b=b?load=20")

@@ -1,4 +1,4 @@
-"""Swaps and what meets them: the later command holds, ids keep their meaning, nothing waits for what it need not."""
+"""Swaps that race with other commands."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_weights_set_while_one_variant_is_swapped_stay() -> None:
     run(work())
 
 
-def test_a_weight_goes_over_to_a_model_that_has_one() -> None:
+def test_a_replaced_weight_adds_to_an_existing_one() -> None:
     async def work() -> None:
         models = registry(Engines(), "a", "b", "c")
         models.set_alias("chat", {"a": 90, "b": 10, "c": 50})
@@ -90,7 +90,7 @@ def test_a_weight_goes_over_to_a_model_that_has_one() -> None:
     run(work())
 
 
-def test_a_swap_to_what_is_loaded_does_not_wait_for_another_names_load() -> None:
+def test_a_swap_to_a_loaded_model_does_not_wait_for_another_load() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "x@v1", "y@v1", "y@v2", "x@v2=x@v2?load=0.5")
@@ -111,7 +111,7 @@ def test_a_swap_to_what_is_loaded_does_not_wait_for_another_names_load() -> None
     run(work())
 
 
-def test_a_model_that_another_swap_is_about_to_put_up_is_not_drained() -> None:
+def test_a_model_of_another_running_swap_is_not_drained() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "m@v1=m@v1?load=0.1", "m@v2", "x")
@@ -137,7 +137,7 @@ def test_a_model_that_another_swap_is_about_to_put_up_is_not_drained() -> None:
     run(work())
 
 
-def test_a_name_is_not_flipped_to_an_engine_that_is_being_started_again() -> None:
+def test_a_name_is_not_switched_to_a_restarting_engine() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "m@v1", "m@v2")
@@ -157,7 +157,7 @@ def test_a_name_is_not_flipped_to_an_engine_that_is_being_started_again() -> Non
     run(work())
 
 
-def test_a_model_that_still_loads_when_its_name_is_flipped_answers_who_waits_and_goes() -> None:
+def test_a_loading_model_without_a_name_answers_its_waiters_and_is_unloaded() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "m@v1=m@v1?load=0.1", "m@v2")
@@ -184,7 +184,7 @@ def test_a_model_that_still_loads_when_its_name_is_flipped_answers_who_waits_and
     run(work())
 
 
-def test_a_swap_says_what_stays_loaded_and_what_goes() -> None:
+def test_a_swap_reports_kept_and_unloading_models() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "m@v1", "m@v2")
@@ -202,7 +202,7 @@ def test_a_swap_says_what_stays_loaded_and_what_goes() -> None:
 # -------------------------------------------------------- ids
 
 
-def test_a_version_that_has_answered_stays_what_it_is() -> None:
+def test_a_version_that_has_served_keeps_its_model() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "m@v1", "plain")
@@ -226,7 +226,7 @@ def test_a_version_that_has_answered_stays_what_it_is() -> None:
     run(work())
 
 
-def test_the_id_of_a_version_is_no_name_for_another_model() -> None:
+def test_a_version_id_cannot_become_an_alias() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "m@v1", "m@v2")
@@ -245,7 +245,7 @@ def test_the_id_of_a_version_is_no_name_for_another_model() -> None:
     run(work())
 
 
-def test_numbers_of_versions_are_given_once() -> None:
+def test_version_numbers_are_not_reused() -> None:
     async def work() -> None:
         models = registry(Engines(), "m")
         await models.load("m")
@@ -261,7 +261,7 @@ def test_numbers_of_versions_are_given_once() -> None:
     run(work())
 
 
-def test_what_a_command_is_about_to_load_is_not_made_another_model() -> None:
+def test_a_model_that_is_about_to_load_cannot_change() -> None:
     async def work() -> None:
         engines = Engines()
         models = registry(engines, "x@v1", "x@v2=x@v2?load=0.1", "m@v1", "m@v2")
@@ -285,7 +285,7 @@ def test_what_a_command_is_about_to_load_is_not_made_another_model() -> None:
     run(work())
 
 
-def test_a_model_is_not_given_the_name_of_an_alias() -> None:
+def test_a_model_cannot_have_the_name_of_an_alias() -> None:
     async def work() -> None:
         models = registry(Engines(), "m@v1")
         for name in ("m", "chat"):

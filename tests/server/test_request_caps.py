@@ -1,4 +1,4 @@
-"""Caps on one request, each with its status and the setting that its message names; and clients that are slow."""
+"""Limits of one request, each with its status and the setting in its message; slow clients."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_depth_is_found_before_much_time_is_spent() -> None:
 
 
 @pytest.mark.parametrize("name", ["max_queue_requests", "max_answers", "request_timeout", "max_json_depth"])
-def test_a_cap_that_cannot_work(name: str) -> None:
+def test_an_invalid_cap(name: str) -> None:
     for value in (0, -1):
         with pytest.raises(ConfigError, match=name):
             ServerSettings(**{name: value})

@@ -39,7 +39,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def test_answers_carry_the_name_asked_for_and_say_which_model_gave_them(routed: Callable[..., Routed]) -> None:
+def test_responses_carry_the_requested_name_and_the_model_id(routed: Callable[..., Routed]) -> None:
     server = routed("m@v1", "m@v2", "other")
     server.registry.set_alias("chat", {"m@v1": 1, "m@v2": 0})
     for name, model in (("m", "m@v1"), ("m@v2", "m@v2"), ("chat", "m@v1"), ("other", "other")):
@@ -176,7 +176,7 @@ def test_two_models_and_an_alias_swapped_under_load_lose_no_request(routed: Call
     assert len(server.engines.open) == 2
 
 
-def test_idle_models_leave_and_requests_bring_them_back(routed: Callable[..., Routed]) -> None:
+def test_idle_models_are_unloaded_and_requests_load_them(routed: Callable[..., Routed]) -> None:
     server = routed("a", "~b=b?load=0.05", idle_unload=0.2)
     assert server.engines.open == ["a"]
     assert server.ask("b").status_code == 200
@@ -187,7 +187,7 @@ def test_idle_models_leave_and_requests_bring_them_back(routed: Callable[..., Ro
     assert server.engines.open == ["a"]
 
 
-def test_a_request_for_a_model_that_loads_waits_or_is_told_to_come_back(routed: Callable[..., Routed]) -> None:
+def test_a_request_for_a_loading_model_waits_or_gets_retry_after(routed: Callable[..., Routed]) -> None:
     server = routed("a", "~b=b?load=0.4", model_load_wait=0.05)
     refused = server.ask("b")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_loading")
@@ -228,7 +228,7 @@ def test_metrics_count_by_the_name_asked_for_and_the_variant(routed: Callable[..
     assert not any(line.startswith("vllm:") and 'model_name="chat"' in line for line in lines)
 
 
-def test_probes_tell_the_truth(routed: Callable[..., Routed]) -> None:
+def test_probes_report_the_state(routed: Callable[..., Routed]) -> None:
     server = routed("a=a?load=0.5", "b=b?load=0.5", ready=False)
 
     def probe(path: str) -> tuple[int, Any]:
@@ -276,7 +276,7 @@ def test_a_supervised_engine_that_restarts_is_alive_and_not_ready(routed: Callab
     assert server.get("livez").status_code == 503
 
 
-def test_the_end_refuses_new_requests_and_finishes_old_ones(routed: Callable[..., Routed]) -> None:
+def test_shutdown_refuses_new_requests_and_finishes_running_ones(routed: Callable[..., Routed]) -> None:
     server = routed("a=a?delay=0.02")
     answers: list[httpx.Response] = []
     running = threading.Thread(target=lambda: answers.append(server.ask("a", max_tokens=20)))

@@ -1,4 +1,4 @@
-"""The log of `octavo serve` where no person looks on: JSON from its first line to its last, and it holds nobody up."""
+"""The log of `octavo serve` without a terminal: JSON from the first line to the last."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_end_counts_what_finished_and_what_was_cut_short() -> None:
     assert 0.9 < stopped["seconds"] < 10
 
 
-def test_an_answer_that_was_read_is_over_for_a_signal_that_follows() -> None:
+def test_a_received_response_counts_as_finished_at_a_later_signal() -> None:
     async def main() -> None:
         state = ServerState()
         loop = asyncio.get_running_loop()
@@ -209,7 +209,7 @@ def test_a_refusal_is_a_line_of_the_log_and_an_exit_code(options: list[str], cod
     assert text in last["msg"]
 
 
-def test_a_port_that_is_taken() -> None:
+def test_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = subprocess.run(
@@ -221,7 +221,7 @@ def test_a_port_that_is_taken() -> None:
 
 
 @pytest.mark.parametrize("kind", ["stands still", "has gone", "has a full disk"])
-def test_a_reader_of_the_log_that_does_not_read_holds_nobody_up(kind: str) -> None:
+def test_a_blocked_log_reader_delays_nothing(kind: str) -> None:
     port = free_port()
     reading, writing = os.pipe()
     if kind == "has a full disk":
@@ -254,7 +254,7 @@ def test_a_reader_of_the_log_that_does_not_read_holds_nobody_up(kind: str) -> No
             os.close(reading)
 
 
-def test_a_start_that_fails_ends_though_nobody_reads_why() -> None:
+def test_a_failed_start_ends_with_a_blocked_log_reader() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):
@@ -280,7 +280,7 @@ def hangups() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hangups")
-def test_sighup_has_the_keys_read_again_and_ends_nothing(tmp_path: Path) -> None:
+def test_sighup_reloads_the_keys_and_ends_nothing(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("me first-key\n")
     file.chmod(0o600)
@@ -314,7 +314,7 @@ def test_a_terminal_that_is_closed_ends_the_server() -> None:
         os.close(ours)
 
 
-def test_a_terminal_that_is_to_show_json_shows_nothing_else() -> None:
+def test_json_on_a_terminal_is_json_only() -> None:
     """No bars, no colours, no text with calls to copy."""
     ours, theirs = pty.openpty()
     command = [*COMMAND, "any=fake?load_ms=300", "--log-format", "json"]
@@ -335,7 +335,7 @@ def test_a_terminal_that_is_to_show_json_shows_nothing_else() -> None:
     assert [line["msg"] for line in lines] == ["starting", "model ready", "ready", "stopping", "stopped"]
 
 
-def test_a_service_manager_hears_of_every_state(tmp_path: Path) -> None:
+def test_systemd_is_notified_of_every_state(tmp_path: Path) -> None:
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
@@ -355,7 +355,7 @@ def test_a_service_manager_hears_of_every_state(tmp_path: Path) -> None:
     )
 
 
-def test_the_watchdog_is_not_told_of_a_server_that_only_a_new_process_helps(tmp_path: Path) -> None:
+def test_the_watchdog_is_not_notified_by_a_dead_server(tmp_path: Path) -> None:
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
@@ -377,7 +377,7 @@ def test_the_watchdog_is_not_told_of_a_server_that_only_a_new_process_helps(tmp_
             assert "the engine is given up" in log.text
 
 
-def test_a_load_that_goes_on_is_told(
+def test_a_long_load_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "notify"
@@ -400,7 +400,7 @@ def test_a_load_that_goes_on_is_told(
     assert [record.fields["progress"] for record in caplog.records] == [0.5, None]
 
 
-def test_several_processes_tell_a_restart_once_and_their_own_ends() -> None:
+def test_several_processes_log_a_restart_once_and_their_own_ends() -> None:
     with serving("--api-processes", "3", model="any=fake?step_ms=5") as (process, log, client):
         wait_for(lambda: len(psutil.Process(process.pid).children()) == 3)
         for _ in range(8):

@@ -1,4 +1,4 @@
-"""TLS, with certificates made here."""
+"""TLS with certificates made by openssl."""
 
 from __future__ import annotations
 

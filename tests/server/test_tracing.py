@@ -75,7 +75,7 @@ def test_an_invalid_traceparent_is_ignored(value: str) -> None:
     assert parsed(value) is None
 
 
-def test_two_traceparents_are_none() -> None:
+def test_two_traceparents_are_ignored() -> None:
     assert parsed(PARENT, PARENT) is None
     assert parsed() is None
 
@@ -103,7 +103,7 @@ def test_tracestate(state: bytes, kept: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/nope"])
-def test_answers_name_the_trace(server: Running, path: str) -> None:
+def test_responses_name_the_trace(server: Running, path: str) -> None:
     payload = {"prompt": [72], "max_tokens": 2}
     for headers, known in ((({"traceparent": PARENT}), True), ({"traceparent": "00-nonsense"}, False), ({}, False)):
         if path == "/v1/completions":
@@ -240,7 +240,7 @@ def test_spans(traced: Running, collector: Collector) -> None:
     assert collector.resources[0]["service.name"] == "octavo"
 
 
-def test_a_collector_that_is_away_holds_nobody_up(start: Callable[..., Running]) -> None:
+def test_a_collector_that_is_down_delays_nothing(start: Callable[..., Running]) -> None:
     server = start(otlp_traces_endpoint="http://127.0.0.1:9/v1/traces")
     with server.client() as client:
         for _ in range(5):
