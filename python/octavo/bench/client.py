@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from octavo.bench.command import BenchOptions
 from octavo.errors import ConfigError
 
 __all__ = ["Endpoint", "Key", "Timing", "find_key", "find_served"]
@@ -265,25 +264,29 @@ def find_key(given: str | None) -> Key | None:
     return None
 
 
-def find_served(options: BenchOptions) -> str:
-    """The model to ask the server at `options.base_url` for: the one named, else the first that it lists.
+def find_served(base_url: str, model: str | None, api_key: str | None, context: int, workload: str) -> str:
+    """The model to ask a server for: the one named, else the first that it lists.
+
+    Args:
+        base_url: of the server.
+        model: its name; None for the first one.
+        api_key: of the server; None for that of the environment.
+        context: tokens of the longest request.
+        workload: name of the bench, for messages.
 
     Raises:
         ConfigError: there is no such server, or no such model, or its context is too short for the workload.
     """
-    assert options.base_url is not None
-    endpoint = Endpoint(options.base_url, find_key(options.api_key))
+    endpoint = Endpoint(base_url, find_key(api_key))
     served = asyncio.run(endpoint.models())
-    name = next(iter(served)) if options.model is None else options.model
+    name = next(iter(served)) if model is None else model
     if name not in served:
+        raise ConfigError(f"model: {name!r} is not served at {base_url}; there are {_clipped(', '.join(served))}")
+    most = served[name]
+    if most is not None and most < context:
         raise ConfigError(
-            f"model: {name!r} is not served at {options.base_url}; there are {_clipped(', '.join(served))}"
-        )
-    context = served[name]
-    if context is not None and context < options.context:
-        raise ConfigError(
-            f"base_url: {name} at {options.base_url} has a context of {context} tokens, the longest request of "
-            f"{options.workload} has {options.context}; start that server with a longer one"
+            f"base_url: {name} at {base_url} has a context of {most} tokens, the longest request of "
+            f"{workload} has {context}; start that server with a longer one"
         )
     return name
 

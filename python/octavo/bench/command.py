@@ -249,7 +249,8 @@ def run_bench(name: str, config: EngineConfig, options: BenchOptions) -> dict[st
     if options.base_url is not None and "base_url" in bench.takes:
         from octavo.bench.client import find_served
 
-        model = find_served(options)
+        assert options.base_url is not None
+        model = find_served(options.base_url, options.model, options.api_key, options.context, options.workload)
         options, settings = replace(options, model=model), None
     elif config.max_model_len is not None:
         check_context(options, config.max_model_len)

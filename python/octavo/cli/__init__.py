@@ -83,14 +83,15 @@ def _debugging() -> bool:
 
 def _explain(error: Exception, arguments: Sequence[str]) -> tuple[list[str], int]:
     """What to say, and the exit code."""
+    from octavo.cli.app import app
     from octavo.cli.flags import WrongOption, in_flags, wrong_value
     from octavo.cli.vllm_arguments import missing_flags
     from octavo.errors import OctavoError
 
     if isinstance(error, WrongOption):
-        return [in_flags(error.error, arguments)], _USAGE
+        return [in_flags(error.error, arguments, app)], _USAGE
     if isinstance(error, OctavoError):
-        return [in_flags(error, arguments)], 1
+        return [in_flags(error, arguments, app)], 1
     # typer's own errors come from click, or from its copy of it.
     format_message = getattr(error, "format_message", None)
     if format_message is not None:

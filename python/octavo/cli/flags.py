@@ -6,9 +6,12 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ConfigError, InvalidRequest, OctavoError
+
+if TYPE_CHECKING:
+    from typer import Typer
 
 __all__ = ["WrongOption", "in_flags", "reading_options", "wrong_value"]
 
@@ -72,18 +75,19 @@ def _values(flag: str, arguments: Sequence[str]) -> list[str]:
     return joined + [value for given, value in itertools.pairwise(arguments) if given == flag]
 
 
-def in_flags(error: OctavoError, arguments: Sequence[str]) -> str:
+def in_flags(error: OctavoError, arguments: Sequence[str], app: Typer) -> str:
     """An error's message with the flags of the command in place of settings and fields.
 
     Args:
         error: that the command ended with.
         arguments: of the command line, the command first.
+        app: the command line, which knows the flags.
     """
     message = str(error)
     file = _file(arguments)
     if file is not None and message.startswith(f"{file}:"):
         return message  # of a file: its keys are the settings
-    flags = _flags(arguments[:1])
+    flags = _flags(arguments[:1], app)
     if isinstance(error, InvalidRequest) and "sampling_seed" in flags:
         flags = {**flags, "seed": flags["sampling_seed"]}
     if isinstance(error, ConfigError):
@@ -98,11 +102,9 @@ def _file(arguments: Sequence[str]) -> str | None:
     return next(iter(_values("--config", arguments)), None)
 
 
-def _flags(command: Sequence[str]) -> Mapping[str, str]:
+def _flags(command: Sequence[str], app: Typer) -> Mapping[str, str]:
     """The flags of a command by the settings they set; none of what is no command."""
     from typer.main import get_command
-
-    from octavo.cli.app import app
 
     found = getattr(get_command(app), "commands", {}).get("".join(command))
     if found is None:
