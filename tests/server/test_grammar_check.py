@@ -184,7 +184,7 @@ def test_a_real_vocabulary() -> None:
         # A model without an end cannot end an answer either.
         endless: Any = GrammarCheck(engine, CompileQueue(10))
         endless._model = SimpleNamespace(vocab_size=check._model.vocab_size, eos_token_ids=())
-        with pytest.raises(InvalidRequest, match="field: this model cannot be held to it"):
+        with pytest.raises(InvalidRequest, match="field: this model does not support the constraint"):
             await endless.check("json_object", "", "field")
 
     asyncio.run(main())

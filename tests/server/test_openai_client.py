@@ -198,7 +198,7 @@ def test_models(client: openai.OpenAI) -> None:
         client.completions.create(model="org/alias", prompt="Hi", max_tokens=2, stream=True),
     ):
         assert {chunk.system_fingerprint for chunk in stream} == {"fake"}
-    with pytest.raises(openai.NotFoundError, match=r"`other` does not exist; this server has `fake`, `org/alias`\."):
+    with pytest.raises(openai.NotFoundError, match=r"`other` does not exist; this server has `fake`, `org/alias`"):
         client.models.retrieve("other")
 
 
