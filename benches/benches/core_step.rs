@@ -7,8 +7,9 @@ use std::cell::RefCell;
 use std::hint::black_box;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
-use octavo_core::block::NodeUid;
-use octavo_core::cache::KvCache;
+use octavo_core::ids::NodeUid;
+use octavo_core::kv_cache::KvCache;
+use octavo_core::kv_cache::cache_groups::CacheGroups;
 use octavo_core::{Config, Core, RequestSpec};
 
 const VOCAB: usize = 32_000;
@@ -81,7 +82,7 @@ fn bench_steps(c: &mut Criterion) {
 }
 
 fn bench_lookup(c: &mut Criterion) {
-    let mut cache = KvCache::new(65_537, 16, 1);
+    let mut cache = KvCache::new(65_537, 16, 1, CacheGroups::new(&[0], 16, 2048));
     let tokens: Vec<u32> =
         (0..65_536 * 16).map(|i: u32| i.wrapping_mul(2_654_435_761) % VOCAB as u32).collect();
     let root = cache.acquire_root(0, b"");

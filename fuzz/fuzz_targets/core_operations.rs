@@ -31,6 +31,7 @@ fn config(numbers: &mut Numbers<'_>) -> Config {
         num_blocks: 2 + numbers.below(40),
         max_num_seqs,
         max_num_batched_tokens: max_num_seqs + numbers.below(32),
+        windows: (0..=numbers.below(3)).map(|_| numbers.below(20)).collect(),
         max_model_len: 2 + numbers.below(60),
         vocab_size: VOCAB,
         eos_token_ids: (0..numbers.below(3) as u32).collect(),

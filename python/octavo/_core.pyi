@@ -1,7 +1,7 @@
 """The Rust extension: core, CPU kernels and model file headers.
 
-Pointers are plain integers (`tensor.data_ptr()`); whoever passes one keeps the memory alive, contiguous and unmoved for
-the call, or as long as the docstring says.
+Pointers are plain integers (`tensor.data_ptr()`). The caller keeps the memory alive, contiguous and in place for the
+call, or as long as the docstring says.
 """
 
 from typing import Any, final
@@ -99,11 +99,10 @@ class StepOutput:
         """UTF-8, all events in order."""
     @property
     def finish_reasons(self) -> bytes:
-        """int32[E]: 0 runs on, 1 stop, 2 length."""
+        """int32[E]: 0 not finished, 1 stop, 2 length."""
     @property
     def stop_reasons(self) -> bytes:
-        """int32[E]: of finish reason 1: the stop token's id; -1 - i for the i-th stop text; -2147483648 for an end
-        token of the model, or no reason."""
+        """int32[E]: for finish reason 1 the stop token's id, or -1 - i for the i-th stop text; else -2147483648."""
     @property
     def cached_tokens(self) -> bytes:
         """int32[E]: prompt tokens found in the prefix cache at first admission."""
@@ -111,9 +110,12 @@ class StepOutput:
     def started(self) -> bytes:
         """int64[...]: ids of the requests that were scheduled for the first time, whether they have an event or not."""
 
+def max_blocks_per_sequence(num_tokens: int, block_size: int, windows: list[int], max_num_batched_tokens: int) -> int:
+    """Blocks that one sequence of `num_tokens` tokens holds at once, at most, in all cache groups together."""
+
 @final
 class Core:
-    """Block pool, prefix cache, scheduler and sequences of one engine. Not thread safe; one loop calls it."""
+    """Block pool, prefix cache, scheduler and sequences of one engine. Not thread safe: one loop calls it."""
 
     def __new__(
         cls,
@@ -130,12 +132,19 @@ class Core:
         enable_prefix_caching: bool = True,
         hash_seed: int = 0,
         group_min_blocks: int = 0,
+        windows: list[int] = ...,
         token_table: TokenTable | None = None,
     ) -> Core:
-        """`num_blocks` counts the null block 0. `group_min_blocks` 0 leaves the groups of rows empty.
+        """Create a core without requests.
+
+        Args:
+            num_blocks: blocks of the KV cache, the null block 0 included.
+            group_min_blocks: decode rows that share at least this many first blocks form a group; 0 for no groups.
+            windows: the window of each cache group in tokens, 0 for full attention; one full group by default.
+            token_table: decodes answers to text; without it answers have no text.
 
         Raises:
-            ConfigError: a value that cannot work.
+            ConfigError: a value cannot work; the message names it and the remedy.
         """
 
     def layout(self) -> list[tuple[str, int, int]]:
@@ -145,12 +154,13 @@ class Core:
         """int32 elements of one arena."""
 
     def attach(self, arenas: list[tuple[int, int]], results: list[tuple[int, int]], owner: object) -> None:
-        """Hand over three arenas and three result buffers as (pointer, int32 elements); kept alive through `owner`.
+        """Set the NUM_ARENAS plan arenas and result buffers, each as (pointer, int32 elements).
 
-        The step with arena a leaves its sampled ids in result buffer a, int32[num_logits], before `commit`.
+        `owner` keeps them alive. The device writes the sampled ids of the step in arena a to result buffer a,
+        int32[num_logits], before `commit`.
 
         Raises:
-            ValueError: fewer than needed, too short, or not aligned to 4 bytes.
+            ValueError: not NUM_ARENAS of each, one is too short, or one is not aligned to 4 bytes.
         """
 
     def submit(
@@ -182,37 +192,38 @@ class Core:
         logit_bias: list[tuple[int, float]] = ...,
         constrained: bool = False,
     ) -> None:
-        """Queue a request; int32 ids as bytes.
+        """Queue a request. `prompt_token_ids` are int32 ids as bytes.
 
         Args:
-            logit_bias: (token, what is added to its logit), each token once, 1024 at most; -inf bans a token.
-            constrained: every sample is held to a set of tokens, see `masked`.
+            logit_bias: (token, value added to its logit), each token once, 1024 at most; -inf bans a token.
+            constrained: every sample is constrained to a set of tokens, see `masked`.
 
         Raises:
-            InvalidRequest: empty prompt, an id outside the vocabulary, a value out of range, an id in use.
-            ContextLengthExceeded: prompt plus one token is longer than max_model_len.
-            CapacityExceeded: could never fit in the blocks there are.
+            InvalidRequest: the prompt is empty, an id is outside the vocabulary, a value is out of range, or
+                `request_id` is in use.
+            ContextLengthExceeded: the prompt and one more token are longer than max_model_len.
+            CapacityExceeded: the request needs more blocks than the KV cache has.
         """
 
     def plan(self) -> StepPlan | None:
         """Choose the next step and fill its arena; None when nothing can run now. At most one step may be open."""
 
     def commit(self, step: int) -> StepOutput:
-        """Take the sampled ids of the oldest open step from its result buffer.
+        """Append the sampled ids of the oldest open step from its result buffer.
 
         Raises:
             ValueError: not the oldest open step.
         """
 
     def abort(self, request_id: int) -> bool:
-        """End a request without an event; False when it is not known (any more)."""
+        """End a request without an event; False when it is not known or has ended."""
 
     def masked(self) -> bytes:
-        """int64[num_masks, 2] of the step planned last: (request id, sample index) of each sample that is held to a set
-        of tokens, in the order of `mask_logits`. All that these answers have drawn so far is committed."""
+        """int64[num_masks, 2]: (request id, sample index) of each constrained sample of the step planned last, in
+        the order of `mask_logits`. All earlier tokens of these answers are committed."""
 
     def history(self, slot: int) -> bytes:
-        """int32 ids of prompt and committed output of the sequence in a dense slot (for penalties)."""
+        """int32 ids of prompt and committed output of the sequence in a slot, as bytes."""
 
     def has_work(self) -> bool:
         """True while a request is waiting, running or in flight."""
@@ -224,7 +235,11 @@ class Core:
         """Forget every cached block that no sequence holds; how many."""
 
     def check_invariants(self) -> None:
-        """Raise RuntimeError where the core contradicts itself (tests)."""
+        """Check the core's internal state (for tests).
+
+        Raises:
+            RuntimeError: the state contradicts itself.
+        """
 
 # ---------------------------------------------------------------- grammars (rust/grammar)
 

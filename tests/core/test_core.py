@@ -223,7 +223,7 @@ def test_memory_is_checked_once_and_kept_alive() -> None:
     start = memory.ctypes.data
     good = [(start, size)] * 3
     for arenas, message in [
-        (good[:2], "2 given, 3 are needed"),
+        (good[:2], "2 given, but 3 are needed"),
         ([*good[:2], (start, size - 1)], "number 2 has"),
         ([(0, size), *good[:2]], "number 0 is not aligned"),
         ([(start + 2, size), *good[:2]], "number 0 is not aligned"),
@@ -231,7 +231,7 @@ def test_memory_is_checked_once_and_kept_alive() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             core.attach(arenas, good, memory)
-    with pytest.raises(ValueError, match="results: number 0 has 3 int32 elements, 4 are needed"):
+    with pytest.raises(ValueError, match="results: number 0 has 3 int32 elements, but 4 are needed"):
         core.attach(good, [(start, 3)] * 3, memory)
     core.attach(good, good, memory)
     alive = weakref.ref(memory)
@@ -285,7 +285,8 @@ def test_biases_and_masked_samples_are_in_the_plan() -> None:
         plan = engine.launch()
         assert plan is not None
         keys = np.frombuffer(engine.core.masked(), np.int64).reshape(-1, 2).tolist()
-        assert len(keys) == plan.num_masks == engine.array(plan, "counts", _core.NUM_COUNTS)[_core.COUNTS.index("num_masks")]
+        counts = dict(zip(_core.COUNTS, engine.array(plan, "counts", len(_core.COUNTS)), strict=True))
+        assert len(keys) == plan.num_masks == counts["num_masks"]
         masked = engine.array(plan, "mask_logits", plan.num_masks)
         count = plan.num_biases
         biased = engine.array(plan, "bias_logits", count)
@@ -312,3 +313,36 @@ def test_biases_that_are_none_are_refused() -> None:
             engine.core.submit(1, b"\0\0\0\0", arrival_us=0, max_tokens=3, logit_bias=bias)
         assert caught.value.field == "logit_bias"
     assert not engine.core.has_work()
+
+
+def test_a_window_holds_fewer_blocks_than_full_attention() -> None:
+    def most_blocks(windows: list[int]) -> int:
+        engine = Engine(num_blocks=40, windows=windows)
+        engine.core.submit(1, ids(*[7] * 150), arrival_us=0, max_tokens=8)
+        most = 0
+        while engine.core.has_work():
+            engine.step()
+            most = max(most, engine.core.stats()["blocks_used"])
+        engine.core.check_invariants()
+        return most
+
+    # The last token drawn is never written: 157 tokens lie in 10 blocks. A window of 32 tokens and a row of 64 span 7.
+    for windows, blocks in (([0], 10), ([32], 7), ([0, 32, 32], 24)):
+        assert _core.max_blocks_per_sequence(157, 16, windows, 64) == blocks
+        assert most_blocks(windows) == blocks
+    with pytest.raises(ConfigError, match="windows: 0 cache groups"):
+        Engine(windows=[])
+
+
+def test_an_urgent_request_displaces_one_that_gives_the_same_tokens_later() -> None:
+    engine = Engine(policy="priority", max_num_seqs=2)
+    for request_id in (1, 2):
+        engine.core.submit(request_id, ids(*[request_id] * 10), arrival_us=request_id, max_tokens=20, priority=1)
+    for _ in range(3):
+        engine.step()
+    engine.core.submit(3, ids(5, 6, 7, 8, 9), arrival_us=9, max_tokens=4)
+    assert int64(engine.step().request_ids) == [1, 3]
+    assert engine.core.stats()["preemptions"] == 1
+    answers = engine.run()
+    assert answers[2, 0][-1] == 28
+    assert sorted(map(len, answers.values())) == [3, 16, 17]

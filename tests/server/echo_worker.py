@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from octavo._core import TokenTable
+from octavo._core import PARAM_LEN, TokenTable
 from octavo.config import EngineConfig
 from octavo.engine.loop import EngineLoop
 from octavo.engine.loop_builder import build_loop
 from octavo.engine.worker import main
 from octavo.runner.fake import FakeHandle, FakeRunner, fake_model_info
-from octavo.runner.interface import PARAM_WIDTH, ModelInfo, StepResult
+from octavo.runner.interface import ModelInfo, StepResult
 
 COMMAND = (sys.executable, str(Path(__file__)))
 SHIFT = 7
@@ -56,7 +56,7 @@ class EchoRunner(FakeRunner):
         self.num_steps += 1
         arrays = self._views[plan.arena]
         count = plan.num_param_updates
-        values = arrays["param_values"][: count * PARAM_WIDTH].reshape(count, PARAM_WIDTH)
+        values = arrays["param_values"][: count * PARAM_LEN].reshape(count, PARAM_LEN)
         for slot, row in zip(arrays["param_slots"][:count].tolist(), values, strict=True):
             history = np.frombuffer(self._core.history(slot), np.int32)
             self._prompts[slot] = history[: row[_PROMPT_LENGTH]].copy()

@@ -2,14 +2,15 @@
 
 use crate::error::{Error, Result};
 
-/// In which order waiting requests are admitted.
+/// The order in which waiting requests are admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     /// By arrival.
     #[default]
     Fcfs,
-    /// By `arrival_us + priority * aging_interval_us`, fixed at arrival: lower priorities first, and a request gains one
-    /// priority on newcomers with every interval it waits, so that nothing starves.
+    /// By `arrival_us + priority * aging_interval_us`, fixed at arrival: lower priorities first. A request gains one
+    /// priority on newcomers with every interval it waits, so that none starves. An urgent request takes the place of
+    /// a less urgent running sequence when slots or blocks are full.
     Priority,
 }
 
@@ -24,6 +25,8 @@ pub struct Config {
     pub max_num_seqs: usize,
     /// Tokens of one step, at most.
     pub max_num_batched_tokens: usize,
+    /// The window of each cache group, in tokens; 0 for full attention.
+    pub windows: Vec<usize>,
     /// Tokens of prompt and output together.
     pub max_model_len: usize,
     /// Tokens of the vocabulary.
@@ -32,7 +35,7 @@ pub struct Config {
     pub eos_token_ids: Vec<u32>,
     /// Order of admission.
     pub policy: Policy,
-    /// What one step of priority is worth, in microseconds of waiting.
+    /// The wait that makes up for one priority, in microseconds.
     pub aging_interval_us: u64,
     /// Reuse the blocks of equal prefixes.
     pub enable_prefix_caching: bool,
@@ -54,6 +57,7 @@ impl Default for Config {
             num_blocks: 1025,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
+            windows: vec![0],
             max_model_len: 4096,
             vocab_size: 32_000,
             eos_token_ids: Vec::new(),
@@ -68,6 +72,8 @@ impl Default for Config {
     }
 }
 
+/// Cache groups of one model, at most.
+pub const MAX_CACHE_GROUPS: usize = 64;
 /// Stop token ids one request may name.
 pub const MAX_STOP_TOKEN_IDS: usize = 128;
 /// Tokens whose logits one request may change.
@@ -107,6 +113,18 @@ impl Config {
                 ),
             );
         }
+        if self.windows.is_empty() || self.windows.len() > MAX_CACHE_GROUPS {
+            return refuse(
+                "windows",
+                format!(
+                    "{} cache groups are not between 1 and {MAX_CACHE_GROUPS}",
+                    self.windows.len()
+                ),
+            );
+        }
+        if let Some(window) = self.windows.iter().find(|&&window| window > i32::MAX as usize / 4) {
+            return refuse("windows", format!("{window} is too large; use 0 for full attention"));
+        }
         if self.num_blocks.checked_mul(self.block_size).is_none_or(|n| n > i32::MAX as usize) {
             return refuse(
                 "num_blocks",
@@ -140,28 +158,27 @@ impl Config {
         self.num_blocks - 1
     }
 
-    /// Entries of the longest block table.
+    /// Entries of the longest block table of one cache group.
     #[must_use]
     pub fn max_blocks_per_seq(&self) -> usize {
         self.max_model_len.div_ceil(self.block_size)
     }
 
-    /// Blocks that admission leaves free while something runs, so that decoding goes on for a while before it has to
-    /// preempt.
+    /// Blocks that admission leaves free while sequences run, so that they do not have to preempt each other soon.
     #[must_use]
     pub fn watermark(&self) -> usize {
         (self.usable_blocks() / 100).max(1)
     }
 
-    /// Entries of the table updates of one step. A sequence whose updates no longer fit waits for the next step, so one
-    /// longest table beside two updates of every row is enough for all to move on.
+    /// Entries of the table updates of one step. A sequence waits for the next step when its updates no longer fit, so
+    /// one longest table and two updates of every row are enough for all sequences to proceed.
     #[must_use]
     pub fn table_update_capacity(&self) -> usize {
         let least = self.max_blocks_per_seq()
             + 2 * self.max_num_seqs
             + self.max_num_batched_tokens.div_ceil(self.block_size);
         let all = self.max_num_seqs.saturating_mul(self.max_blocks_per_seq());
-        least.max(all.min(self.max_table_updates))
+        least.max(all.min(self.max_table_updates)) * self.windows.len()
     }
 
     /// Entries of the biases of one step; rows whose biases no longer fit wait for the next step. What one row may ask for

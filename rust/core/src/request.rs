@@ -1,9 +1,8 @@
-//! What a request asks for, and what the core keeps of it.
+//! A request as the caller submits it, and the checks it must pass.
 
-use crate::block::{NodeUid, SequenceId, Slot};
 use crate::config::{Config, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, Policy};
 use crate::error::{Error, Result};
-use crate::plan::PARAM_LEN;
+use crate::kv_cache::cache_groups::CacheGroups;
 
 /// How the tokens of a request are drawn; handed on to the device, the core reads none of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,7 +88,12 @@ impl RequestSpec {
     ///
     /// # Errors
     /// Names the field, its value and the remedy.
-    pub(crate) fn validate(&self, config: &Config, has_text: bool) -> Result<()> {
+    pub(crate) fn validate(
+        &self,
+        config: &Config,
+        groups: &CacheGroups,
+        has_text: bool,
+    ) -> Result<()> {
         let refuse = |field, message| Err(Error::InvalidRequest { field, message });
         if self.prompt.is_empty() {
             return refuse("prompt", "is empty; give at least one token".into());
@@ -143,7 +147,7 @@ impl RequestSpec {
         }
         // The last token drawn is never written.
         let tokens = self.token_limit(config) - 1;
-        let needed = tokens.div_ceil(config.block_size);
+        let needed = groups.max_blocks_per_sequence(tokens);
         if needed > config.usable_blocks() {
             return Err(Error::CapacityExceeded { tokens, needed, blocks: config.usable_blocks() });
         }
@@ -251,66 +255,5 @@ impl RequestSpec {
             });
         }
         Ok(())
-    }
-}
-
-/// What the core keeps of a request while an answer of it is unfinished.
-#[derive(Clone, Debug)]
-pub(crate) struct Request {
-    /// Without its prompt, which its first sequence took.
-    pub(crate) spec: RequestSpec,
-    pub(crate) num_prompt: usize,
-    /// Tokens that end an answer.
-    pub(crate) end_tokens: Vec<u32>,
-    /// Place in the queue, and the order of submission that breaks ties.
-    pub(crate) key: i64,
-    pub(crate) arrival: u64,
-    /// Tokens of prompt and output together, at most.
-    pub(crate) token_limit: usize,
-    /// Root of its prefixes.
-    pub(crate) root: NodeUid,
-    /// Prompt tokens found in the prefix cache at first admission.
-    pub(crate) cached_tokens: Option<u32>,
-    /// Its unfinished sequences.
-    pub(crate) sequences: Vec<SequenceId>,
-    /// Whether the prompt was computed and the answers forked.
-    pub(crate) forked: bool,
-    /// Slots kept for the answers still to be forked.
-    pub(crate) reserved: Vec<Slot>,
-    /// What is added to the logits of samples below the minimum: its end tokens are banned there.
-    pub(crate) early_biases: Vec<(u32, f32)>,
-}
-
-impl Request {
-    /// What is added to the logits of a sample.
-    pub(crate) fn biases(&self, below_minimum: bool) -> &[(u32, f32)] {
-        if below_minimum { &self.early_biases } else { &self.spec.logit_bias }
-    }
-
-    /// The parameter record of one answer, as the plan arrays lay it out.
-    pub(crate) fn param_values(&self, sample_index: u32) -> [i32; PARAM_LEN] {
-        let s = &self.spec.sampling;
-        let bits = |value: f32| value.to_bits() as i32;
-        let neutral = (1.0_f32, 0.0_f32, 0.0_f32);
-        let penalties = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != neutral;
-        let flags = i32::from(penalties) | i32::from(s.logprobs.is_some()) << 1;
-        [
-            bits(s.temperature),
-            bits(s.top_p),
-            bits(s.min_p),
-            bits(s.repetition_penalty),
-            bits(s.presence_penalty),
-            bits(s.frequency_penalty),
-            s.top_k as i32,
-            s.seed as i32,
-            (s.seed >> 32) as i32,
-            sample_index as i32,
-            flags,
-            s.logprobs.unwrap_or(0) as i32,
-            self.num_prompt as i32,
-            self.spec.adapter as i32,
-            0,
-            0,
-        ]
     }
 }

@@ -1,348 +1,340 @@
 //! The scheduler: which rows make up the next step.
 //!
-//! 1. Every running answer past its prompt gets one token; a constrained one waits until its last is committed, for
-//!    its set of tokens depends on it. One that finds no free block preempts the running sequence
-//!    that loses least and was not chosen yet: first those whose last token is in flight (they lose nothing), then under
-//!    the priority policy the least urgent, then the fewest computed tokens, then the youngest.
-//! 2. Prompts under way share what is left of the token budget, oldest first. While others could use it too, one prompt
-//!    takes at most half of what is left (a block at least).
-//! 3. Waiting requests are admitted in order while slots, blocks (down to the watermark) and table updates last, unless
-//!    something was preempted in this step and something still runs. A request whose next block a running prompt will compute steps aside until
-//!    all they have in common is there. All blocks of a prompt are taken at admission, so a prompt never preempts.
-//! 4. What is left of the budget goes to the prompts that were cut short.
+//! 1. Under the priority policy, an urgent waiting request takes the place of less urgent running sequences when slots
+//!    or blocks are full ([`preemption`]).
+//! 2. Every running answer past its prompt gets one token ([`decode_rows`]). A constrained one waits until its last
+//!    token is committed, as its set of tokens depends on it. An answer that finds no free block preempts the running
+//!    sequence that loses least and is not chosen yet: first sequences whose last token is in flight (they lose
+//!    nothing), then under the priority policy the least urgent, then the fewest computed tokens, then the youngest.
+//! 3. Prompts in progress share the rest of the token budget, oldest first ([`prompt_rows`]). While others could use it
+//!    too, one prompt takes at most half of what is left (a block at least).
+//! 4. Waiting requests are admitted in order while slots, blocks (down to the watermark) and table updates last, unless
+//!    this step preempted a sequence and others still run ([`admission`]). A request steps aside while a running prompt
+//!    computes its next block. A prompt takes its blocks at admission, so it does not preempt.
+//! 5. Prompts that were cut short share what is left of the budget.
 
-use crate::block::SequenceId;
-use crate::commit::{OpenRow, OpenStep};
-use crate::config::Policy;
-use crate::core::Core;
+mod admission;
+mod commit;
+mod decode_rows;
+mod in_flight_prefixes;
+mod invariants;
+mod preemption;
+mod prompt_rows;
+mod queue;
+mod requests;
+mod row_groups;
+mod sequence;
+mod slots;
+
+use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::plan::{PlanWriter, StepPlan};
-use crate::sequence::State;
+use crate::ids::{BlockId, SequenceId, Slot};
+use crate::kv_cache::KvCache;
+use crate::kv_cache::cache_groups::CacheGroups;
+use crate::request::RequestSpec;
+use crate::scheduler::in_flight_prefixes::InFlightPrefixes;
+use crate::scheduler::queue::{Queue, QueueKey};
+use crate::scheduler::requests::{Request, Requests};
+use crate::scheduler::row_groups::RowGroups;
+use crate::scheduler::sequence::{Sequences, State};
+use crate::scheduler::slots::Slots;
+use crate::stats::Stats;
+use crate::step::open_step::OpenStep;
+use crate::step::output::FinishReason;
+use crate::step::writer::PlanWriter;
+use crate::text::TextStream;
 
-impl Core {
-    /// Choose the next step and fill `arena`, the one `next_arena` names; `None` when nothing can run now.
-    ///
-    /// # Errors
-    /// When two steps are open, or the arena is shorter than the layout.
-    pub fn plan(&mut self, arena: &mut [i32]) -> Result<Option<StepPlan>> {
-        if self.open.len() >= 2 {
-            return Err(Error::TooManyOpenSteps);
+/// Requests, sequences, slots and blocks of one engine, and the decisions about them.
+#[derive(Clone, Debug)]
+pub(crate) struct Scheduler {
+    config: Config,
+    kv: KvCache,
+    slots: Slots,
+    sequences: Sequences,
+    requests: Requests,
+    queue: Queue,
+    in_flight_prefixes: InFlightPrefixes,
+    /// Running sequences past their prompt, in order of their keys.
+    decoding: Vec<SequenceId>,
+    /// Running sequences within their prompt, in order of their keys.
+    prefilling: Vec<SequenceId>,
+    row_groups: RowGroups,
+    /// Request and answer of each masked sample of the step planned last.
+    masked: Vec<(i64, u32)>,
+    /// Requests admitted for the first time since the step planned last.
+    started: Vec<i64>,
+    stats: Stats,
+    with_text: bool,
+    arrivals: u64,
+    /// The head of the queue that found too few blocks, and the count of freed blocks at that time.
+    blocked: Option<(QueueKey, u64)>,
+    /// A prompt in progress found too few blocks in this step.
+    is_stalled: bool,
+    /// Rows of prompts in this step: sequences and their tokens.
+    prompt_rows: Vec<(SequenceId, usize)>,
+    /// Scratch space, empty between calls.
+    scratch: Vec<BlockId>,
+    set_aside: Vec<BlockId>,
+    gathered: Vec<BlockId>,
+    needs: Vec<(usize, Option<BlockId>)>,
+}
+
+impl Scheduler {
+    /// A scheduler without requests. `with_text` says whether answers are decoded to text.
+    pub(crate) fn new(config: Config, with_text: bool) -> Self {
+        let rows = config.max_num_seqs;
+        let groups =
+            CacheGroups::new(&config.windows, config.block_size, config.max_num_batched_tokens);
+        Self {
+            kv: KvCache::new(config.num_blocks, config.block_size, config.hash_seed, groups),
+            slots: Slots::new(rows),
+            sequences: Sequences::default(),
+            requests: Requests::new(config.hash_seed),
+            queue: Queue::default(),
+            in_flight_prefixes: InFlightPrefixes::default(),
+            decoding: Vec::with_capacity(rows),
+            prefilling: Vec::with_capacity(rows),
+            row_groups: RowGroups::default(),
+            masked: Vec::with_capacity(rows),
+            started: Vec::with_capacity(rows),
+            stats: Stats { blocks_total: config.usable_blocks() as u64, ..Stats::default() },
+            with_text,
+            arrivals: 0,
+            blocked: None,
+            is_stalled: false,
+            prompt_rows: Vec::with_capacity(rows),
+            scratch: Vec::with_capacity(config.max_blocks_per_seq()),
+            set_aside: Vec::new(),
+            gathered: Vec::with_capacity(config.windows.len()),
+            needs: Vec::with_capacity(config.windows.len()),
+            config,
         }
-        let index = self.next_arena();
-        let step = self.step + 1;
-        let mut writer = PlanWriter::new(&self.layout, arena, step, index)?;
-        let mut open = self.spare.pop().unwrap_or_default();
-        open.clear(step);
-        self.masked.clear();
+    }
 
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn masked(&self) -> &[(i64, u32)] {
+        &self.masked
+    }
+
+    /// Whether a request is waiting or running.
+    pub(crate) fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
+    /// Prompt and committed output of the sequence in a slot.
+    pub(crate) fn history(&self, slot: Slot) -> Option<&[u32]> {
+        self.slots.holder(slot).map(|id| self.sequences[id].tokens.as_slice())
+    }
+
+    /// Forget every cached block that no sequence holds; how many.
+    pub(crate) fn reset_prefix_cache(&mut self) -> usize {
+        self.kv.forget_free()
+    }
+
+    /// Fill a step. `is_alone` says that no other step is open.
+    pub(crate) fn plan(
+        &mut self,
+        writer: &mut PlanWriter<'_>,
+        open: &mut OpenStep,
+        is_alone: bool,
+    ) {
+        self.masked.clear();
+        self.displace_for_urgent();
         let preemptions = self.stats.preemptions;
-        self.choose_decode_rows(&mut writer, &mut open);
+        self.choose_decode_rows(writer, open);
         let preempted = self.stats.preemptions > preemptions;
         if preempted {
             self.drop_stopped();
         }
         let admit = !preempted || self.is_idle();
-        self.write_groups(&mut writer, &open);
-        self.choose_prompt_rows(&writer, admit);
-        self.write_prompt_rows(&mut writer, &mut open);
-
-        if open.rows.is_empty() {
-            self.spare.push(open);
-            return Ok(None);
-        }
-        self.step = step;
-        std::mem::swap(&mut open.started, &mut self.started);
-        self.stats.steps += 1;
-        self.open.push_back(open);
-        Ok(Some(writer.finish()))
-    }
-
-    fn choose_decode_rows(&mut self, writer: &mut PlanWriter<'_>, open: &mut OpenStep) {
-        let block_size = self.config.block_size;
-        for i in 0..self.decoding.len() {
-            let id = self.decoding[i];
-            let sequence = &self.sequences[id];
-            if sequence.state != State::Decode || sequence.is_at_limit() {
-                continue;
-            }
-            let position = sequence.computed;
-            if sequence.in_flight > 0 && self.request(sequence.request).spec.constrained {
-                continue;
-            }
-            if sequence.table.num_unsynced() + 1 > writer.tables_left()
-                || self.biases(id).len() > writer.biases_left()
-                || !self.make_room(id, open.step, writer)
-            {
-                continue;
-            }
-            let sequence = &mut self.sequences[id];
-            if sequence.table.num_unsynced() > 0 {
-                let (start, blocks) = sequence.table.sync();
-                writer.table(sequence.slot, start, blocks);
-            }
-            let token = if sequence.in_flight > 0 { -1 } else { sequence.tokens[position] as i32 };
-            let block = sequence.table.blocks()[position / block_size];
-            writer.row(sequence.slot, position + 1, 1, 1);
-            writer.token(token, position, block.index() * block_size + position % block_size);
-            sequence.computed += 1;
-            sequence.open_rows += 1;
-            sequence.chosen_in = open.step;
-            open.rows.push(OpenRow { id, end: position + 1, num_sampled: 1 });
-            self.write_sample(id, writer, open);
-        }
-        writer.plan.num_decode_rows = writer.plan.num_rows;
-        for block in self.set_aside.drain(..) {
-            self.kv.release(block);
-        }
-    }
-
-    /// What is added to the logits of the next sample of a sequence.
-    fn biases(&self, id: SequenceId) -> &[(u32, f32)] {
-        let sequence = &self.sequences[id];
-        self.request(sequence.request).biases(sequence.len() < sequence.min_len)
-    }
-
-    /// Draw a sample of a sequence from the last token written.
-    fn write_sample(&mut self, id: SequenceId, writer: &mut PlanWriter<'_>, open: &mut OpenStep) {
-        let sequence = &self.sequences[id];
-        let logit = writer.logit(sequence.slot);
-        writer.bias(logit, self.biases(id));
-        let spec = &self.request(sequence.request).spec;
-        if spec.constrained {
-            writer.mask(logit);
-            self.masked.push((spec.request_id, sequence.sample_index));
-        }
-        self.sequences[id].in_flight += 1;
-        open.samples.push(id);
-    }
-
-    /// See to it that the block of the next token is the sequence's own, preempting others if no block is free; false
-    /// when the sequence itself had to give way.
-    fn make_room(&mut self, id: SequenceId, step: u64, writer: &mut PlanWriter<'_>) -> bool {
-        loop {
-            let sequence = &mut self.sequences[id];
-            let entry = sequence.computed / self.config.block_size;
-            let shared = match sequence.table.blocks().get(entry) {
-                Some(&block) if !self.kv.pool().is_shared(block) => return true,
-                other => other.copied(),
-            };
-            if let Some(block) = self.kv.take() {
-                let Some(source) = shared else {
-                    sequence.table.push(block);
-                    return true;
-                };
-                if writer.is_copy_source(block) {
-                    // Copies of a step may run at once: none writes what another reads.
-                    self.set_aside.push(block);
-                    continue;
-                }
-                sequence.table.replace(entry, block);
-                writer.copy(source, block);
-                self.kv.release(source);
-                self.groups.invalidate();
-                return true;
-            }
-            let Some(victim) = self.loses_least(step) else { return false };
-            self.preempt(victim);
-            if victim == id {
-                return false;
-            }
-        }
-    }
-
-    /// The running sequence, not chosen for `step`, that loses least by being preempted.
-    fn loses_least(&self, step: u64) -> Option<SequenceId> {
-        let by_priority = self.config.policy == Policy::Priority;
-        let candidates = self.decoding.iter().chain(&self.prefilling).copied();
-        candidates
-            .filter(|&id| self.sequences[id].is_running() && self.sequences[id].chosen_in != step)
-            .min_by_key(|&id| {
-                let sequence = &self.sequences[id];
-                let key = if by_priority { sequence.order.key } else { 0 };
-                let order = sequence.order.running();
-                (
-                    !sequence.is_at_limit(),
-                    std::cmp::Reverse(key),
-                    sequence.computed,
-                    std::cmp::Reverse(order),
-                )
-            })
-    }
-
-    /// Fill `prompt_rows` with sequences and their tokens; admit from the queue if allowed.
-    fn choose_prompt_rows(&mut self, writer: &PlanWriter<'_>, admit: bool) {
-        self.prompt_rows.clear();
-        let mut budget = self.config.max_num_batched_tokens - writer.plan.num_tokens;
-        let mut tables = writer.tables_left();
-        let mut biases = writer.biases_left();
-        for i in 0..self.prefilling.len() {
-            if budget == 0 {
+        self.write_row_groups(writer, open);
+        self.choose_prompt_rows(writer, admit);
+        while self.prompt_rows.is_empty() && is_alone && open.rows.is_empty() && self.is_stalled {
+            // Only prompts run, and each waits for blocks that another holds.
+            if !self.preempt_stalled(open.step) {
                 break;
             }
-            let others = i + 1 < self.prefilling.len() || admit && self.could_admit();
-            let id = self.prefilling[i];
-            let unsynced = self.sequences[id].table.num_unsynced();
-            if unsynced <= tables && self.choose_chunk(id, others, &mut budget, &mut biases) {
-                tables -= unsynced;
-            }
+            self.choose_prompt_rows(writer, false);
         }
-        while admit && budget > 0 {
-            let Some(id) = self.admit_first(tables) else { break };
-            let others = self.could_admit();
-            if self.choose_chunk(id, others, &mut budget, &mut biases) {
-                tables -= self.sequences[id].table.num_unsynced();
-            }
-        }
-        for i in 0..self.prompt_rows.len() {
-            let (id, count) = self.prompt_rows[i];
-            let left = self.sequences[id].prefill_len - self.sequences[id].computed - count;
-            let more = left.min(budget);
-            let needed = self.biases(id).len() * self.num_samples(id);
-            if more > 0 && (more < left || needed <= biases) {
-                self.prompt_rows[i].1 += more;
-                budget -= more;
-                biases -= if more == left { needed } else { 0 };
-            }
+        self.write_prompt_rows(writer, open);
+        if !open.rows.is_empty() {
+            std::mem::swap(&mut open.started, &mut self.started);
+            self.stats.steps += 1;
         }
     }
 
-    /// Samples drawn when the prompt of a sequence is complete.
-    pub(crate) fn num_samples(&self, id: SequenceId) -> usize {
-        let request = self.request(self.sequences[id].request);
-        if request.forked { 1 } else { request.spec.n }
-    }
-
-    /// Choose the next tokens of a prompt; false when it has to wait for the next step.
-    fn choose_chunk(
-        &mut self,
-        id: SequenceId,
-        others: bool,
-        budget: &mut usize,
-        biases: &mut usize,
-    ) -> bool {
-        let sequence = &self.sequences[id];
-        let left = sequence.prefill_len - sequence.computed;
-        let cap = if others {
-            budget.div_ceil(2).max(self.config.block_size).min(*budget)
-        } else {
-            *budget
+    /// Queue a request that passed its checks.
+    ///
+    /// # Errors
+    /// When the request cannot run, or its number is in use.
+    pub(crate) fn submit(&mut self, mut spec: RequestSpec) -> Result<()> {
+        spec.validate(&self.config, self.kv.groups(), self.with_text)?;
+        if self.requests.find(spec.request_id).is_some() {
+            return Err(Error::InvalidRequest {
+                field: "request_id",
+                message: format!("{} is in use", spec.request_id),
+            });
+        }
+        self.arrivals += 1;
+        let token_limit = spec.token_limit(&self.config);
+        let prompt = std::mem::take(&mut spec.prompt);
+        let request = Request {
+            end_tokens: spec.end_tokens(&self.config).collect(),
+            key: spec.queue_key(&self.config),
+            arrival: self.arrivals,
+            token_limit,
+            num_prompt: prompt.len(),
+            root: self.kv.acquire_root(spec.adapter, &spec.cache_salt),
+            cached_tokens: None,
+            sequences: Vec::with_capacity(spec.n),
+            forked: false,
+            reserved: Vec::new(),
+            early_biases: if spec.min_tokens > 0 {
+                spec.early_biases(&self.config)
+            } else {
+                Vec::new()
+            },
+            spec,
         };
-        let count = left.min(cap);
-        if count == left {
-            let needed = self.biases(id).len() * self.num_samples(id);
-            if needed > *biases {
-                return false;
-            }
-            *biases -= needed;
+        let place = self.requests.add(request);
+        let id = self.add_sequence(place, 0, prompt);
+        self.queue.push(self.sequences[id].order, id);
+        self.stats.requests += 1;
+        Ok(())
+    }
+
+    /// End a request; false when it is not known.
+    pub(crate) fn abort(&mut self, request_id: i64) -> bool {
+        let Some(place) = self.requests.find(request_id) else { return false };
+        while let Some(&id) = self.requests.get(place).and_then(|it| it.sequences.last()) {
+            self.finish(id, FinishReason::Abort);
         }
-        *budget -= count;
-        self.prompt_rows.push((id, count));
+        self.drop_stopped();
         true
     }
 
-    fn write_prompt_rows(&mut self, writer: &mut PlanWriter<'_>, open: &mut OpenStep) {
-        let mut complete = false;
-        let rows = std::mem::take(&mut self.prompt_rows);
-        for &(id, count) in &rows {
-            let last = self.sequences[id].computed + count == self.sequences[id].prefill_len;
-            self.write_prompt_row(id, count, last, writer, open);
-            complete |= last;
+    /// Gauges and counters.
+    pub(crate) fn stats(&self) -> Stats {
+        let free = self.kv.pool().num_free();
+        let used = self.kv.pool().usable() - free;
+        Stats {
+            waiting: self.queue.num_waiting() as u64,
+            deferred: self.queue.num_deferred() as u64,
+            running: (self.decoding.len() + self.prefilling.len()) as u64,
+            blocks_free: free as u64,
+            blocks_cached: self.kv.prefix().len() as u64,
+            blocks_used: used as u64,
+            blocks_free_cached: self.kv.free_cached() as u64,
+            slots_held: (used * self.config.block_size) as u64,
+            slots_unfilled: self.num_unfilled_slots() as u64,
+            evictions: self.kv.evictions(),
+            allocations: self.kv.allocations(),
+            frees: self.kv.frees(),
+            ..self.stats
         }
-        self.prompt_rows = rows;
-        if !complete {
-            return;
+    }
+
+    /// Token slots at the ends of running sequences that hold no token yet. A block that several answers share is not
+    /// counted, as the first to write takes one of its own.
+    fn num_unfilled_slots(&self) -> usize {
+        let (pool, size) = (self.kv.pool(), self.config.block_size);
+        let running = self.decoding.iter().chain(&self.prefilling).map(|&id| &self.sequences[id]);
+        let tables = running.flat_map(|it| it.tables.iter().map(|table| (table, it.computed)));
+        tables
+            .filter(|(table, _)| table.held().last().is_some_and(|&last| !pool.is_shared(last)))
+            .map(|(table, computed)| (table.len() * size).saturating_sub(computed))
+            .sum()
+    }
+
+    /// Whether nothing runs.
+    fn is_idle(&self) -> bool {
+        self.decoding.is_empty() && self.prefilling.is_empty()
+    }
+
+    /// A sequence of a request, in no queue yet.
+    fn add_sequence(&mut self, place: u32, sample_index: u32, prompt: Vec<u32>) -> SequenceId {
+        let id = self.sequences.add(self.kv.groups().len());
+        let request = &mut self.requests[place];
+        let spec = &request.spec;
+        request.sequences.push(id);
+        let sequence = &mut self.sequences[id];
+        sequence.request = place;
+        sequence.sample_index = sample_index;
+        sequence.tokens = prompt;
+        sequence.token_limit = request.token_limit;
+        sequence.min_len = request.num_prompt.saturating_add(spec.min_tokens);
+        sequence.order = QueueKey {
+            key: request.key,
+            not_preempted: true,
+            arrival: request.arrival,
+            sample_index,
+        };
+        sequence.text = self
+            .with_text
+            .then(|| TextStream::new(spec.stop.clone(), spec.include_stop, spec.skip_special));
+        id
+    }
+
+    /// End a sequence in any state. `drop_stopped` removes it from the running lists.
+    fn finish(&mut self, id: SequenceId, reason: FinishReason) {
+        self.leave(id);
+        let sequence = &mut self.sequences[id];
+        sequence.state = State::Finished;
+        let place = sequence.request;
+        if sequence.open_rows == 0 {
+            self.sequences.remove(id);
         }
-        for row in &open.rows[writer.plan.num_decode_rows..] {
-            if row.num_sampled == 0 {
-                continue;
-            }
-            let place = self.sequences[row.id].request;
-            for i in 0..row.num_sampled {
-                let id = if i == 0 { row.id } else { self.request(place).sequences[i] };
-                self.sequences[id].state = State::Decode;
-                let running = self.sequences[id].order.running();
-                let at = self
-                    .decoding
-                    .partition_point(|&other| self.sequences[other].order.running() < running);
-                self.decoding.insert(at, id);
-            }
+        match reason {
+            FinishReason::Stop(_) => self.stats.finished_stop += 1,
+            FinishReason::Length => self.stats.finished_length += 1,
+            FinishReason::Abort => self.stats.finished_abort += 1,
         }
+        let request = &mut self.requests[place];
+        request.sequences.retain(|&other| other != id);
+        if request.sequences.is_empty() {
+            let root = request.root;
+            self.requests.remove(place);
+            self.kv.release_root(root);
+        }
+    }
+
+    /// Drop sequences that no longer run from the running lists.
+    pub(crate) fn drop_stopped(&mut self) {
         let sequences = &self.sequences;
+        self.decoding.retain(|&id| sequences[id].state == State::Decode);
         self.prefilling.retain(|&id| sequences[id].state == State::Prefill);
     }
 
-    fn write_prompt_row(
-        &mut self,
-        id: SequenceId,
-        count: usize,
-        last: bool,
-        writer: &mut PlanWriter<'_>,
-        open: &mut OpenStep,
-    ) {
-        let block_size = self.config.block_size;
-        let num_sampled = if last { self.num_samples(id) } else { 0 };
+    /// Take a sequence out of its queue, or release its blocks and slots.
+    fn leave(&mut self, id: SequenceId) {
         let sequence = &mut self.sequences[id];
-        let (slot, start, end) = (sequence.slot, sequence.computed, sequence.computed + count);
-        if std::mem::take(&mut sequence.params_due) {
-            let (place, sample) = (sequence.request, sequence.sample_index);
-            writer.params(slot, self.request(place).param_values(sample));
-        }
-        let sequence = &mut self.sequences[id];
-        let (first, blocks) = sequence.table.sync();
-        writer.table(slot, first, blocks);
-        writer.row(slot, end, count, num_sampled);
-        let blocks = sequence.table.blocks();
-        for (position, &token) in (start..end).zip(&sequence.tokens[start..end]) {
-            let block = blocks[position / block_size];
-            writer.token(
-                token as i32,
-                position,
-                block.index() * block_size + position % block_size,
-            );
-        }
-        sequence.computed = end;
-        sequence.open_rows += 1;
-        sequence.chosen_in = open.step;
-        let place = sequence.request;
-        open.rows.push(OpenRow { id, end, num_sampled });
-        if !last {
-            return;
-        }
-        self.fork(id, num_sampled, writer);
-        for i in 0..num_sampled {
-            let id = if i == 0 { id } else { self.request(place).sequences[i] };
-            self.write_sample(id, writer, open);
-        }
-    }
-
-    /// Make the other answers of a request whose prompt is complete with this step: they share its blocks.
-    fn fork(&mut self, lead: SequenceId, samples: usize, writer: &mut PlanWriter<'_>) {
-        let place = self.sequences[lead].request;
-        let request = self.request_mut(place);
-        request.forked = true;
-        let slots = std::mem::take(&mut request.reserved);
-        debug_assert_eq!(slots.len() + 1, samples, "admission reserved the slots");
-        for (sample, slot) in (1..).zip(slots) {
-            let prompt = self.sequences[lead].tokens.clone();
-            let id = self.add_sequence(place, sample, prompt);
-            self.slots.assign(slot, id);
-            writer.params(slot, self.request(place).param_values(sample));
-            let parent = &self.sequences[lead];
-            let (table, computed, prefill_len) =
-                (parent.table.blocks().to_vec(), parent.computed, parent.prefill_len);
-            let (indexed, node, chosen_in) = (parent.indexed, parent.node, parent.chosen_in);
-            let committed = parent.committed;
-            for &block in &table {
-                self.kv.acquire(block);
+        match sequence.state {
+            State::Waiting => self.queue.remove(sequence.order),
+            State::Deferred => {
+                if let Some((awaited, blocks)) = sequence.awaits.take() {
+                    self.queue.remove_deferred(sequence.order, awaited, blocks);
+                }
             }
-            let sequence = &mut self.sequences[id];
-            sequence.slot = slot;
-            sequence.state = State::Prefill;
-            sequence.table.extend(&table);
-            (sequence.computed, sequence.committed, sequence.prefill_len) =
-                (computed, committed, prefill_len);
-            (sequence.indexed, sequence.node, sequence.chosen_in) = (indexed, node, chosen_in);
-            sequence.open_rows = 1;
+            State::Prefill | State::Decode => {
+                let (slot, place) = (sequence.slot, sequence.request);
+                let is_lead = sequence.sample_index == 0;
+                (sequence.computed, sequence.committed, sequence.indexed) = (0, 0, 0);
+                let kv = &mut self.kv;
+                sequence.tables.clear(&mut self.scratch, |table| {
+                    kv.release_table(table);
+                });
+                self.slots.release(slot);
+                if is_lead {
+                    for slot in std::mem::take(&mut self.requests[place].reserved) {
+                        self.slots.release(slot);
+                    }
+                }
+                self.withdraw_in_flight_prefix(id);
+            }
+            State::Vacant | State::Finished => {}
         }
     }
 }

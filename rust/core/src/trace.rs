@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::plan::StepPlan;
 use crate::request::RequestSpec;
+use crate::step::plan::StepPlan;
 
 /// One call of a core.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,7 +37,7 @@ pub fn apply(core: &mut Core, operation: &Operation, arena: &mut [i32]) -> Strin
             Operation::Commit(sampled) => {
                 let step = core.oldest_open().map_or(0, |open| open.0);
                 core.commit(step, sampled)?;
-                describe_frame(core, step)
+                describe_output(core, step)
             }
             Operation::Abort(id) => format!("abort {id}: {}\n", core.abort(*id)),
             Operation::ResetPrefixCache => format!("forgot {} blocks\n", core.reset_prefix_cache()),
@@ -105,18 +105,18 @@ pub fn describe(core: &Core, plan: &StepPlan, arena: &[i32]) -> String {
     out
 }
 
-fn describe_frame(core: &Core, step: u64) -> String {
-    let (frame, mut out) = (core.frame(), format!("commit {step}\n"));
-    if !frame.started.is_empty() {
-        let _ = writeln!(out, "  started {:?}", frame.started);
+fn describe_output(core: &Core, step: u64) -> String {
+    let (output, mut out) = (core.output(), format!("commit {step}\n"));
+    if !output.started.is_empty() {
+        let _ = writeln!(out, "  started {:?}", output.started);
     }
-    for event in 0..frame.len() {
+    for event in 0..output.len() {
         let _ = write!(
             out,
             "  request {}.{} token {}",
-            frame.request_ids[event], frame.sample_indices[event], frame.token_ids[event]
+            output.request_ids[event], output.sample_indices[event], output.token_ids[event]
         );
-        match (frame.finish_reasons[event], frame.stop_reasons[event]) {
+        match (output.finish_reasons[event], output.stop_reasons[event]) {
             (0, _) => {}
             (1, i32::MIN) => out.push_str(" ends: end token"),
             (1, token @ 0..) => drop(write!(out, " ends: stop token {token}")),

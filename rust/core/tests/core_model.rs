@@ -19,6 +19,12 @@ enum Event {
     Reset,
 }
 
+/// One full group, or some groups with windows of their own.
+fn windows() -> impl Strategy<Value = Vec<usize>> {
+    let window = prop_oneof![Just(0), 1_usize..20];
+    prop_oneof![1 => Just(vec![0]), 2 => prop::collection::vec(window, 1..5)]
+}
+
 fn configs() -> impl Strategy<Value = Config> {
     (
         1_usize..6,
@@ -28,7 +34,7 @@ fn configs() -> impl Strategy<Value = Config> {
         4_usize..60,
         any::<bool>(),
         any::<bool>(),
-        0_usize..3,
+        (0_usize..3, windows()),
     )
         .prop_map(
             |(
@@ -39,12 +45,13 @@ fn configs() -> impl Strategy<Value = Config> {
                 max_model_len,
                 prefix,
                 priority,
-                group,
+                (group, windows),
             )| Config {
                 block_size,
                 num_blocks,
                 max_num_seqs,
                 max_num_batched_tokens: max_num_seqs + extra,
+                windows,
                 max_model_len,
                 vocab_size: VOCAB,
                 eos_token_ids: vec![0, 7],

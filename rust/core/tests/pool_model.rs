@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use octavo_core::block::BlockId;
-use octavo_core::pool::{BlockPool, BlockState};
+use octavo_core::ids::BlockId;
+use octavo_core::kv_cache::block_pool::{BlockPool, BlockState};
 use proptest::prelude::*;
 use proptest::sample::Index;
 

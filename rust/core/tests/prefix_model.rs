@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use octavo_core::block::{BlockId, NodeUid};
-use octavo_core::cache::KvCache;
+use octavo_core::ids::{BlockId, NodeUid};
+use octavo_core::kv_cache::KvCache;
+use octavo_core::kv_cache::cache_groups::CacheGroups;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -24,6 +25,10 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => any::<Index>().prop_map(Operation::End),
         1 => Just(Operation::Forget),
     ]
+}
+
+fn full_attention(num_blocks: usize, seed: u64) -> KvCache {
+    KvCache::new(num_blocks, BLOCK_SIZE, seed, CacheGroups::new(&[0], BLOCK_SIZE, 16))
 }
 
 struct Held {
@@ -76,7 +81,7 @@ proptest! {
     fn hits_are_exactly_the_longest_prefix_in_a_map(
         num_blocks in 2_usize..24, seed in any::<u64>(), operations in prop::collection::vec(operation(), 0..80),
     ) {
-        let mut cache = KvCache::new(num_blocks, BLOCK_SIZE, seed);
+        let mut cache = full_attention(num_blocks, seed);
         let (mut held, mut cached) = (Vec::<Held>::new(), Cached::new());
         for operation in operations {
             match operation {
@@ -109,7 +114,7 @@ proptest! {
 
 #[test]
 fn a_copy_gives_way_to_the_canonical_block() {
-    let mut cache = KvCache::new(4, BLOCK_SIZE, 0);
+    let mut cache = full_attention(4, 0);
     let root = cache.acquire_root(0, b"");
     let (first, second) = (cache.take().expect("free"), cache.take().expect("free"));
     let (kept, node) = cache.index(first, root, &[5, 6]);
@@ -121,7 +126,7 @@ fn a_copy_gives_way_to_the_canonical_block() {
 
 #[test]
 fn tenants_and_adapters_share_nothing() {
-    let mut cache = KvCache::new(4, BLOCK_SIZE, 0);
+    let mut cache = full_attention(4, 0);
     let root = cache.acquire_root(0, b"one");
     let block = cache.take().expect("free");
     cache.index(block, root, &[5, 6]);

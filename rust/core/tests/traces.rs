@@ -2,7 +2,7 @@
 
 mod support;
 
-use octavo_core::block::Slot;
+use octavo_core::ids::Slot;
 use octavo_core::trace::{Operation, apply, describe};
 use octavo_core::{Config, Core, Policy, RequestSpec};
 use support::{Device, VOCAB, allowed, token_table};

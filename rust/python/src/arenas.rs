@@ -1,9 +1,9 @@
-//! Memory that Python owns (numpy arrays, torch tensors) and the core reads and writes: plan arenas and result buffers.
+//! Plan arenas and result buffers: memory that Python owns (numpy arrays, torch tensors) and the core reads and writes.
 //!
-//! The only raw pointers of the core's binding. They are checked once, when they are attached.
+//! These are the only raw pointers of the core's binding. They are checked once, when they are attached.
 #![allow(unsafe_code)]
 
-use octavo_core::plan::NUM_ARENAS;
+use octavo_core::step::layout::NUM_ARENAS;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -41,7 +41,7 @@ impl Arenas {
         })
     }
 
-    /// An arena, to fill.
+    /// An arena, to write.
     pub(crate) fn arena(&mut self, index: usize) -> &mut [i32] {
         let region = &self.plans[index];
         // SAFETY: `regions` checked that the address is not null, aligned to 4 bytes and that the region does not wrap;
@@ -62,11 +62,11 @@ impl Arenas {
 fn regions(name: &str, given: &[(usize, usize)], needed: usize) -> PyResult<Vec<Region>> {
     let refuse = |message: String| Err(PyValueError::new_err(format!("{name}: {message}")));
     if given.len() != NUM_ARENAS {
-        return refuse(format!("{} given, {NUM_ARENAS} are needed", given.len()));
+        return refuse(format!("{} given, but {NUM_ARENAS} are needed", given.len()));
     }
     for (i, &(address, len)) in given.iter().enumerate() {
         if len < needed {
-            return refuse(format!("number {i} has {len} int32 elements, {needed} are needed"));
+            return refuse(format!("number {i} has {len} int32 elements, but {needed} are needed"));
         }
         if address == 0 || address % align_of::<i32>() != 0 {
             return refuse(format!("number {i} is not aligned to 4 bytes"));

@@ -3,8 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard};
 
-use octavo_core::block::Slot;
-use octavo_core::plan::{COUNTS, NUM_ARENAS, NUM_COUNTS, PARAM_LEN};
+use octavo_core::ids::Slot;
+use octavo_core::kv_cache::cache_groups::CacheGroups;
+use octavo_core::step::layout::{NUM_ARENAS, PARAM_LEN};
+use octavo_core::step::plan::{COUNTS, NUM_COUNTS};
 use octavo_core::{Config, Error, Policy, RequestSpec, Sampling};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -139,7 +141,7 @@ fn python_error(error: &Error) -> PyErr {
     }
 }
 
-/// The core, its memory, and whether a panic has left it in doubt.
+/// The core, its memory, and whether it panicked.
 struct Inner {
     core: octavo_core::Core,
     arenas: Option<Arenas>,
@@ -149,7 +151,7 @@ struct Inner {
 impl Inner {
     fn arenas(&mut self) -> PyResult<(&mut octavo_core::Core, &mut Arenas)> {
         let Some(arenas) = &mut self.arenas else {
-            return Err(PyValueError::new_err("no arenas: call attach first"));
+            return Err(PyValueError::new_err("the core has no arenas; call attach first"));
         };
         Ok((&mut self.core, arenas))
     }
@@ -163,20 +165,19 @@ struct Core {
 
 impl Core {
     fn lock(&self) -> PyResult<MutexGuard<'_, Inner>> {
-        // Never contended by design, and never waited for: a wait with the GIL held could block for good.
+        // One thread calls the core. It never waits for the lock: a wait with the GIL held could block forever.
         self.inner
             .try_lock()
             .map_err(|_| PyRuntimeError::new_err("the core is in use by another thread"))
     }
 
-    /// Run something on the core. Nothing in it may run Python code, which could come back here: errors are converted
-    /// outside. A panic is a bug in it: the core refuses all further work instead of going on in an
-    /// unknown state.
+    /// Run `work` on the core. It must not run Python code, which could call the core again; errors are converted
+    /// afterwards. A panic is a bug in the core, which then refuses all further work.
     fn with<T>(&self, work: impl FnOnce(&mut Inner) -> PyResult<T>) -> PyResult<T> {
         let mut inner = self.lock()?;
         if inner.failed {
             return Err(PyRuntimeError::new_err(
-                "the core failed earlier and cannot go on; restart the engine",
+                "the core failed earlier and refuses further work; restart the engine",
             ));
         }
         catch_unwind(AssertUnwindSafe(|| work(&mut inner))).unwrap_or_else(|panic| {
@@ -187,7 +188,7 @@ impl Core {
                 .or_else(|| panic.downcast_ref::<&str>().copied())
                 .unwrap_or("unknown panic");
             Err(PyRuntimeError::new_err(format!(
-                "the core failed and cannot go on: {message}; please report this"
+                "the core failed: {message}; restart the engine and report this"
             )))
         })
     }
@@ -199,8 +200,8 @@ impl Core {
     #[pyo3(signature = (
         *, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size, eos_token_ids,
         policy = "fcfs", aging_interval_us = 10_000_000, enable_prefix_caching = true, hash_seed = 0,
-        group_min_blocks = 0, token_table = None,
-    ))]
+        group_min_blocks = 0, windows = vec![0], token_table = None,
+    ), text_signature = "(*, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size, eos_token_ids, policy='fcfs', aging_interval_us=10000000, enable_prefix_caching=True, hash_seed=0, group_min_blocks=0, windows=[0], token_table=None)")]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python class")]
     fn new(
         block_size: usize,
@@ -215,6 +216,7 @@ impl Core {
         enable_prefix_caching: bool,
         hash_seed: u64,
         group_min_blocks: usize,
+        windows: Vec<usize>,
         token_table: Option<PyRef<'_, TokenTable>>,
     ) -> PyResult<Self> {
         let policy = match policy {
@@ -238,6 +240,7 @@ impl Core {
             enable_prefix_caching,
             hash_seed,
             group_min_blocks,
+            windows,
             ..octavo_core::Config::default()
         };
         let table = token_table.map(|table| table.inner.clone());
@@ -254,7 +257,7 @@ impl Core {
         Ok(self.lock()?.core.layout().arena_len())
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "what Python hands over")]
+    #[expect(clippy::needless_pass_by_value, reason = "Python passes owned values")]
     fn attach(
         &self,
         arenas: Vec<(usize, usize)>,
@@ -267,7 +270,7 @@ impl Core {
             let new = Arenas::new(&arenas, &results, arena_len, result_len, owner)?;
             Ok(inner.arenas.replace(new))
         })?;
-        // Its owner's end may run Python code.
+        // Dropping the old owner may run Python code, so it happens outside.
         drop(replaced);
         Ok(())
     }
@@ -323,7 +326,10 @@ impl Core {
         };
         let (ids, rest) = prompt_token_ids.as_chunks::<4>();
         if !rest.is_empty() {
-            let message = format!("prompt: {} bytes are no int32 ids", prompt_token_ids.len());
+            let message = format!(
+                "prompt: {} bytes are not a multiple of 4, the size of an int32 id",
+                prompt_token_ids.len()
+            );
             return Err(request_error("InvalidRequest", "prompt", &message));
         }
         let logprobs = match logprobs {
@@ -336,7 +342,7 @@ impl Core {
         };
         let spec = RequestSpec {
             request_id,
-            // A negative id becomes one past every vocabulary, and is refused as such.
+            // A negative id becomes a number outside every vocabulary, so it is refused.
             prompt: ids.iter().map(|id| u32::from_le_bytes(*id)).collect(),
             arrival_us,
             n,
@@ -410,7 +416,9 @@ impl Core {
     fn history<'py>(&self, py: Python<'py>, slot: u32) -> PyResult<Bound<'py, PyBytes>> {
         self.with(|inner| {
             let Some(tokens) = inner.core.history(Slot(slot)) else {
-                return Err(PyValueError::new_err(format!("slot: nothing runs in slot {slot}")));
+                return Err(PyValueError::new_err(format!(
+                    "slot: no sequence runs in slot {slot}"
+                )));
             };
             PyBytes::new_with(py, size_of_val(tokens), |out| {
                 for (to, token) in out.as_chunks_mut::<4>().0.iter_mut().zip(tokens) {
@@ -443,6 +451,22 @@ impl Core {
     }
 }
 
+/// Blocks that one sequence holds at once, at most, in all cache groups together.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "Python passes owned values")]
+fn max_blocks_per_sequence(
+    num_tokens: usize,
+    block_size: usize,
+    windows: Vec<usize>,
+    max_num_batched_tokens: usize,
+) -> PyResult<usize> {
+    if windows.is_empty() || block_size == 0 {
+        return Err(PyValueError::new_err("windows is empty or block_size is 0"));
+    }
+    let groups = CacheGroups::new(&windows, block_size, max_num_batched_tokens);
+    Ok(groups.max_blocks_per_sequence(num_tokens))
+}
+
 /// Add this file's classes and functions to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("NUM_ARENAS", NUM_ARENAS)?;
@@ -451,5 +475,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("COUNTS", PyTuple::new(module.py(), COUNTS)?)?;
     module.add_class::<StepPlan>()?;
     module.add_class::<StepOutput>()?;
+    module.add_function(wrap_pyfunction!(max_blocks_per_sequence, module)?)?;
     module.add_class::<Core>()
 }

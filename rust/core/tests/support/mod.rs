@@ -8,7 +8,7 @@ pub(crate) mod engine;
 
 use std::sync::Arc;
 
-use octavo_core::plan::PARAM_LEN;
+use octavo_core::step::layout::PARAM_LEN;
 use octavo_core::text::TokenTable;
 use octavo_core::{Config, Core, Layout, RequestSpec, StepPlan};
 
@@ -25,7 +25,12 @@ fn letter(token: usize) -> Vec<u8> {
     vec![b'a' + (token % 26) as u8]
 }
 
-/// The token that follows a history: the likeliest of those allowed; ties go to the lowest id.
+/// The first position that a query in a window sees; 0 is no window.
+fn first_visible(window: usize, position: usize) -> usize {
+    if window == 0 { 0 } else { (position + 1).saturating_sub(window) }
+}
+
+/// The token that follows a history, as each cache group sees it: the likeliest of those allowed; ties go to the lowest id.
 fn model(
     history: impl Iterator<Item = i32>,
     seed: i32,
@@ -65,6 +70,7 @@ pub(crate) fn allowed(history: impl Iterator<Item = i32>) -> Vec<bool> {
 pub(crate) struct Device {
     layout: Layout,
     block_size: usize,
+    /// Block tables by group * `max_num_seqs` + slot.
     tables: Vec<Vec<usize>>,
     last_token: Vec<i32>,
     params: Vec<[i32; PARAM_LEN]>,
@@ -79,7 +85,10 @@ impl Device {
         Self {
             layout: core.layout().clone(),
             block_size: config.block_size,
-            tables: vec![vec![0; config.max_blocks_per_seq()]; config.max_num_seqs],
+            tables: vec![
+                vec![0; config.max_blocks_per_seq()];
+                config.windows.len() * config.max_num_seqs
+            ],
             last_token: vec![-1; config.max_num_seqs],
             params: vec![[0; PARAM_LEN]; config.max_num_seqs],
             cache: vec![(-1, -1); config.num_blocks * config.block_size],
@@ -117,6 +126,7 @@ impl Device {
             self.cache.copy_within(from * size..(from + 1) * size, to * size);
         }
         self.write(plan, arena);
+        self.check_windows(plan, arena);
         self.check_groups(plan, arena);
         assert_eq!(plan.num_masks, masks.len());
         let masked = &array("mask_logits")[..plan.num_masks];
@@ -151,11 +161,16 @@ impl Device {
                     token => token,
                 };
                 assert!(token >= 0, "a token from the device was sampled before");
-                let block = self.tables[slot][position as usize / self.block_size];
-                let cell = array("slot_mapping")[at] as usize;
-                assert_eq!(cell, block * self.block_size + position as usize % self.block_size);
-                self.cache[cell] = (token, position);
-                written.push(cell);
+                for group in 0..self.config.windows.len() {
+                    let table = &self.tables[group * self.config.max_num_seqs + slot];
+                    let block = table[position as usize / self.block_size];
+                    let cell =
+                        array("slot_mapping")[group * self.config.max_num_batched_tokens + at];
+                    let offset = position as usize % self.block_size;
+                    assert_eq!(cell as usize, block * self.block_size + offset);
+                    self.cache[cell as usize] = (token, position);
+                    written.push(cell as usize);
+                }
             }
         }
         written.sort_unstable();
@@ -185,6 +200,24 @@ impl Device {
         }
     }
 
+    /// Every query of every row finds in each group's window the tokens of its own sequence.
+    fn check_windows(&self, plan: &StepPlan, arena: &[i32]) {
+        let array = |name| self.layout.slice(arena, name);
+        for row in 0..plan.num_rows {
+            let (slot, end) = (array("rows")[row] as usize, array("seq_lens")[row] as usize);
+            let start = end - (array("query_start")[row + 1] - array("query_start")[row]) as usize;
+            let mut known = vec![None; end];
+            for (group, &window) in self.config.windows.iter().enumerate() {
+                for (position, known) in
+                    known.iter_mut().enumerate().skip(first_visible(window, start))
+                {
+                    let token = self.read(group, slot, position);
+                    assert_eq!(*known.get_or_insert(token), token, "groups hold other tokens");
+                }
+            }
+        }
+    }
+
     /// Rows of a group read the same physical blocks, all of them full.
     fn check_groups(&self, plan: &StepPlan, arena: &[i32]) {
         let array = |name| self.layout.slice(arena, name);
@@ -193,13 +226,26 @@ impl Device {
             let rows = &array("group_rows")[starts[0] as usize..starts[1] as usize];
             let blocks = array("group_blocks")[group] as usize;
             assert!(rows.len() > 1 && blocks >= self.config.group_min_blocks);
-            let table = |row: i32| &self.tables[array("rows")[row as usize] as usize][..blocks];
+            let full = self.config.windows.iter().position(|&window| window == 0);
+            let first =
+                full.expect("groups of rows need full attention") * self.config.max_num_seqs;
+            let table =
+                |row: i32| &self.tables[first + array("rows")[row as usize] as usize][..blocks];
             for &row in rows {
                 assert!((row as usize) < plan.num_decode_rows);
                 assert!(blocks * self.block_size < array("seq_lens")[row as usize] as usize);
                 assert_eq!(table(row), table(rows[0]));
             }
         }
+    }
+
+    /// The token that a group holds at a position of a slot's sequence.
+    fn read(&self, group: usize, slot: usize, position: usize) -> i32 {
+        let table = &self.tables[group * self.config.max_num_seqs + slot];
+        let block = table[position / self.block_size];
+        let (token, at) = self.cache[block * self.block_size + position % self.block_size];
+        assert_eq!(at as usize, position, "the cache slot was written for another position");
+        token
     }
 
     fn sample(
@@ -221,13 +267,14 @@ impl Device {
             "samples are drawn from a row's last token"
         );
         let reader = array("rows")[row] as usize;
-        let history = (0..array("seq_lens")[row]).map(|position| {
-            let block = self.tables[reader][position as usize / self.block_size];
-            let (token, at) =
-                self.cache[block * self.block_size + position as usize % self.block_size];
-            assert_eq!(at, position, "the cache slot was written for another position");
-            token
+        let len = array("seq_lens")[row] as usize;
+        let windows = self.config.windows.iter().enumerate();
+        let histories = windows.map(|(group, &window)| {
+            (first_visible(window, len - 1)..len)
+                .map(|position| self.read(group, reader, position))
+                .collect()
         });
+        let histories: Vec<Vec<i32>> = histories.collect();
         let biases: Vec<(i32, f32)> = (0..plan.num_biases)
             .filter(|&i| array("bias_logits")[i] as usize == logit)
             .map(|i| (array("bias_tokens")[i], f32::from_bits(array("bias_values")[i] as u32)))
@@ -236,7 +283,7 @@ impl Device {
         assert_eq!(tokens.len(), biases.len(), "a logit is changed once");
         let slot = array("logits_slots")[logit] as usize;
         let params = &self.params[slot];
-        let token = model(history, params[7], params[9], &biases, allowed);
+        let token = model(histories.into_iter().flatten(), params[7], params[9], &biases, allowed);
         self.last_token[slot] = token;
         token
     }
@@ -273,13 +320,11 @@ fn alone_one(spec: &RequestSpec, config: &Config, sample: i32, with_text: bool) 
             biases.extend(ends.iter().map(|&token| (token, f32::NEG_INFINITY)));
         }
         let allowed = spec.constrained.then(|| allowed(history.iter().copied()));
-        let token = model(
-            history.iter().copied(),
-            spec.sampling.seed as i32,
-            sample,
-            &biases,
-            allowed.as_deref(),
-        );
+        let last = history.len() - 1;
+        let visible =
+            config.windows.iter().flat_map(|&window| &history[first_visible(window, last)..]);
+        let token =
+            model(visible.copied(), spec.sampling.seed as i32, sample, &biases, allowed.as_deref());
         history.push(token);
         answer.tokens.push(token);
         let may_stop = answer.tokens.len() > spec.min_tokens;

@@ -1,10 +1,11 @@
-//! Sequences: one answer being made, and the slab they live in.
+//! Sequences, one an answer, and the slab that holds them.
 
-use crate::block::{BlockId, NodeUid, SequenceId, Slot};
-use crate::queue::QueueKey;
+use crate::ids::{NodeUid, SequenceId, Slot};
+use crate::kv_cache::block_table::BlockTables;
+use crate::scheduler::queue::QueueKey;
 use crate::text::TextStream;
 
-/// Where a sequence stands.
+/// The state of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// The slab's place is free.
@@ -13,72 +14,19 @@ pub(crate) enum State {
     Waiting,
     /// Waits for a prefix that another sequence computes; holds no block.
     Deferred,
-    /// Its prompt, or what is to be recomputed, is under way.
+    /// Its prompt, or what must be recomputed, is in progress.
     Prefill,
     /// One token a step.
     Decode,
-    /// Over; kept until its rows in flight are committed.
+    /// Finished; kept until its rows in flight are committed.
     Finished,
 }
 
-/// The blocks of a sequence, and how many of its entries the device knows.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct BlockTable {
-    blocks: Vec<BlockId>,
-    synced: usize,
-}
-
-impl BlockTable {
-    pub(crate) fn blocks(&self) -> &[BlockId] {
-        &self.blocks
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.blocks.len()
-    }
-
-    /// Entries the device does not know yet: a suffix of the table.
-    pub(crate) fn num_unsynced(&self) -> usize {
-        self.blocks.len() - self.synced
-    }
-
-    pub(crate) fn push(&mut self, block: BlockId) {
-        self.blocks.push(block);
-    }
-
-    pub(crate) fn extend(&mut self, blocks: &[BlockId]) {
-        self.blocks.extend_from_slice(blocks);
-    }
-
-    pub(crate) fn reserve(&mut self, more: usize) {
-        self.blocks.reserve(more);
-    }
-
-    /// Replace an entry; it and those after it are sent again.
-    pub(crate) fn replace(&mut self, index: usize, block: BlockId) {
-        self.blocks[index] = block;
-        self.synced = self.synced.min(index);
-    }
-
-    /// The entries to send, with the place of the first; from now on the device knows them.
-    pub(crate) fn sync(&mut self) -> (usize, &[BlockId]) {
-        let start = std::mem::replace(&mut self.synced, self.blocks.len());
-        (start, &self.blocks[start..])
-    }
-
-    /// Empty the table; the blocks it held stay in `out`.
-    pub(crate) fn clear_into(&mut self, out: &mut Vec<BlockId>) {
-        out.clear();
-        out.append(&mut self.blocks);
-        self.synced = 0;
-    }
-}
-
-/// One answer being made.
+/// One answer in progress.
 #[derive(Clone, Debug)]
 pub(crate) struct Sequence {
     pub(crate) state: State,
-    /// The request's place in the core.
+    /// The request's place among the requests.
     pub(crate) request: u32,
     pub(crate) sample_index: u32,
     pub(crate) slot: Slot,
@@ -100,13 +48,13 @@ pub(crate) struct Sequence {
     pub(crate) open_rows: usize,
     /// The step it was chosen for last.
     pub(crate) chosen_in: u64,
-    pub(crate) table: BlockTable,
-    /// Blocks of the table that are indexed, and the node of the last of them.
+    pub(crate) tables: BlockTables,
+    /// Entries of its tables that are indexed, and the node of the last one.
     pub(crate) indexed: usize,
     pub(crate) node: NodeUid,
-    /// Hash under which its next block is promised to others.
-    pub(crate) promise: Option<u64>,
-    /// What it waits for while deferred: a sequence, and how many of that one's blocks must be indexed.
+    /// Hash of its next node among the in-flight prefixes.
+    pub(crate) in_flight_prefix: Option<u64>,
+    /// While deferred: the sequence it waits for, and how many entries that one must have indexed.
     pub(crate) awaits: Option<(SequenceId, usize)>,
     /// Its slot's sampling parameters are still to be sent.
     pub(crate) params_due: bool,
@@ -120,7 +68,7 @@ impl Sequence {
         self.tokens.len() + self.in_flight
     }
 
-    /// Whether its last token is committed or in flight.
+    /// Whether its last token is committed or in flight, so that it is not planned again.
     pub(crate) fn is_at_limit(&self) -> bool {
         self.len() >= self.token_limit
     }
@@ -129,8 +77,8 @@ impl Sequence {
         matches!(self.state, State::Prefill | State::Decode)
     }
 
-    /// The node it will index next: parent and tokens.
-    pub(crate) fn promises(&self, block_size: usize) -> (NodeUid, &[u32]) {
+    /// Parent and tokens of the node it will index next.
+    pub(crate) fn next_node(&self, block_size: usize) -> (NodeUid, &[u32]) {
         let start = self.indexed * block_size;
         (self.node, &self.tokens[start..start + block_size])
     }
@@ -150,10 +98,10 @@ impl Sequence {
             in_flight: 0,
             open_rows: 0,
             chosen_in: 0,
-            table: BlockTable::default(),
+            tables: BlockTables::default(),
             indexed: 0,
             node: NodeUid::NONE,
-            promise: None,
+            in_flight_prefix: None,
             awaits: None,
             params_due: false,
             order: QueueKey::default(),
@@ -170,17 +118,18 @@ pub(crate) struct Sequences {
 }
 
 impl Sequences {
-    /// A fresh place; its fields are those of a new waiting sequence without tokens.
-    pub(crate) fn add(&mut self) -> SequenceId {
+    /// A new waiting sequence without tokens.
+    pub(crate) fn add(&mut self, cache_groups: usize) -> SequenceId {
         let id = self.vacant.pop().unwrap_or_else(|| {
             self.slab.push(Sequence::vacant());
             SequenceId(self.slab.len() as u32 - 1)
         });
         self[id].state = State::Waiting;
+        self[id].tables.resize(cache_groups);
         id
     }
 
-    /// Give a place back. Its memory goes too: an idle core is small.
+    /// Free a place and its memory.
     pub(crate) fn remove(&mut self, id: SequenceId) {
         self[id] = Sequence::vacant();
         self.vacant.push(id);

@@ -1,4 +1,4 @@
-//! Newtypes for the ids that cross rooms: a block is never mistaken for a slot.
+//! Ids as distinct types, so that a block is never mistaken for a slot.
 
 /// A block of the KV cache. Block 0 is the null block: padded rows write there and no sequence ever holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,7 +27,7 @@ impl Slot {
     }
 }
 
-/// A sequence's place in the core's slab; reused only after every row in flight was committed.
+/// A sequence's place in the scheduler's slab; reused only after all its rows are committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(pub u32);
 
@@ -39,7 +39,7 @@ impl SequenceId {
     }
 }
 
-/// A node of the prefix trie. Ids only grow, so a recycled block never adopts the children of what it held before.
+/// A node of the prefix trie. Ids only grow, so a reused block never gets the children of its earlier content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeUid(pub u64);
 
@@ -48,13 +48,13 @@ impl NodeUid {
     pub const NONE: Self = Self(0);
     const ROOT_BIT: u64 = 1 << 63;
 
-    /// The uid of a root made from a running number.
+    /// The uid of the root with this number.
     #[must_use]
     pub fn root(number: u64) -> Self {
         Self(number | Self::ROOT_BIT)
     }
 
-    /// Whether the node is the root of a tenant's trie, which no block holds.
+    /// Whether the node is the root of a tenant's trie. No block holds a root.
     #[must_use]
     pub fn is_root(self) -> bool {
         self.0 & Self::ROOT_BIT != 0

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use hashbrown::HashTable;
+use crate::ids::SequenceId;
 
-use crate::block::SequenceId;
-
-/// A place in the queue; smaller is sooner.
+/// A sequence's place in the queue; smaller is sooner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueKey {
     /// The policy's key: 0 under `fcfs`; arrival shifted by priority otherwise.
@@ -19,17 +17,17 @@ pub(crate) struct QueueKey {
 }
 
 impl QueueKey {
-    /// The order among running sequences, where a preemption does not count.
+    /// The order among running sequences, which ignores earlier preemptions.
     pub(crate) fn running(self) -> (i64, u64, u32) {
         (self.key, self.arrival, self.sample_index)
     }
 }
 
-/// Waiting and deferred sequences. No operation looks at more than it returns.
+/// Waiting and deferred sequences. Every operation takes logarithmic time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
     waiting: BTreeMap<QueueKey, SequenceId>,
-    /// By what is awaited: the computing sequence, how many of its blocks, then the order of admission.
+    /// By the sequence that computes the prefix, how many of its blocks must be there, and the place in the queue.
     deferred: BTreeMap<(SequenceId, usize, QueueKey), SequenceId>,
 }
 
@@ -40,6 +38,17 @@ impl Queue {
 
     pub(crate) fn num_deferred(&self) -> usize {
         self.deferred.len()
+    }
+
+    /// The first waiting sequence after a place, or of all.
+    pub(crate) fn next(&self, after: Option<QueueKey>) -> Option<SequenceId> {
+        match after {
+            None => self.first(),
+            Some(key) => {
+                let range = (std::ops::Bound::Excluded(key), std::ops::Bound::Unbounded);
+                self.waiting.range(range).next().map(|(_, &id)| id)
+            }
+        }
     }
 
     pub(crate) fn first(&self) -> Option<SequenceId> {
@@ -83,46 +92,5 @@ impl Queue {
 
     pub(crate) fn deferred(&self) -> impl Iterator<Item = (SequenceId, usize, SequenceId)> + '_ {
         self.deferred.iter().map(|(&(awaited, blocks, _), &id)| (awaited, blocks, id))
-    }
-}
-
-/// Which running sequence will index which node next: by the hash of (parent node, tokens).
-#[derive(Clone, Debug, Default)]
-pub(crate) struct InFlightPrefixes {
-    table: HashTable<(u64, SequenceId)>,
-}
-
-impl InFlightPrefixes {
-    pub(crate) fn len(&self) -> usize {
-        self.table.len()
-    }
-
-    /// Add a promise, unless another sequence made it already.
-    pub(crate) fn insert(
-        &mut self,
-        hash: u64,
-        id: SequenceId,
-        mut same: impl FnMut(SequenceId) -> bool,
-    ) -> bool {
-        if self.find(hash, &mut same).is_some() {
-            return false;
-        }
-        self.table.insert_unique(hash, (hash, id), |entry| entry.0);
-        true
-    }
-
-    /// The sequence that promised the node; `same` compares parent and tokens.
-    pub(crate) fn find(
-        &self,
-        hash: u64,
-        mut same: impl FnMut(SequenceId) -> bool,
-    ) -> Option<SequenceId> {
-        self.table.find(hash, |entry| entry.0 == hash && same(entry.1)).map(|entry| entry.1)
-    }
-
-    pub(crate) fn remove(&mut self, hash: u64, id: SequenceId) {
-        if let Ok(entry) = self.table.find_entry(hash, |entry| entry.1 == id) {
-            entry.remove();
-        }
     }
 }

@@ -4,7 +4,7 @@
 //! its sentinel, so its ends need no special case. A freed block keeps its content: a block that holds a prefix goes to
 //! the back, any other to the front, and blocks are taken from the front.
 
-use crate::block::BlockId;
+use crate::ids::BlockId;
 
 /// Where a block stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Dense slots of the device's per-sequence state.
 
-use crate::block::{SequenceId, Slot};
+use crate::ids::{SequenceId, Slot};
 
-/// Which sequence is in which slot; a sequence keeps its slot while it runs.
+/// The sequence in each slot. A sequence keeps its slot while it runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Slots {
     holders: Vec<Option<SequenceId>>,
@@ -18,7 +18,7 @@ impl Slots {
         self.free.len()
     }
 
-    /// Take a slot out of the free ones; nobody is in it yet.
+    /// Take a free slot; no sequence is in it yet.
     pub(crate) fn take(&mut self) -> Option<Slot> {
         self.free.pop()
     }

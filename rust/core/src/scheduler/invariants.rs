@@ -1,16 +1,20 @@
 //! What must hold between any two calls.
 
-use crate::block::{BlockId, SequenceId};
-use crate::core::Core;
-use crate::pool::BlockState;
-use crate::sequence::{Sequence, State};
+use std::collections::VecDeque;
 
-impl Core {
+use crate::ids::{BlockId, NodeUid, SequenceId};
+use crate::kv_cache::block_pool::BlockState;
+use crate::kv_cache::block_table::BlockTable;
+use crate::scheduler::Scheduler;
+use crate::scheduler::sequence::{Sequence, State};
+use crate::step::open_step::OpenStep;
+
+impl Scheduler {
     /// Check that the core does not contradict itself.
     ///
     /// # Errors
     /// Says what contradicts what.
-    pub fn check_invariants(&self) -> Result<(), String> {
+    pub(crate) fn check_invariants(&self, open: &VecDeque<OpenStep>) -> Result<(), String> {
         self.kv.pool().check()?;
         self.kv.prefix().check()?;
         self.check_blocks()?;
@@ -19,14 +23,14 @@ impl Core {
             self.check_sequence(id, sequence).map_err(|error| format!("{id:?}: {error}"))?;
         }
         self.check_slots()?;
-        self.check_open_steps()
+        self.check_open_steps(open)
     }
 
     /// Reference counts equal table entries, and free and used blocks are all there are.
     fn check_blocks(&self) -> Result<(), String> {
         let mut counts = vec![0_u32; self.config.num_blocks];
         for (_, sequence) in self.sequences.iter() {
-            for block in sequence.table.blocks() {
+            for block in sequence.tables.iter().flat_map(BlockTable::held) {
                 counts[block.index()] += 1;
             }
         }
@@ -88,7 +92,7 @@ impl Core {
         }
         for (awaited, blocks, id) in self.queue.deferred() {
             let other = &self.sequences[awaited];
-            if !other.is_running() || other.promise.is_none() || blocks <= other.indexed {
+            if !other.is_running() || other.in_flight_prefix.is_none() || blocks <= other.indexed {
                 return Err(format!("{id:?} waits for {awaited:?}, which will not wake it"));
             }
         }
@@ -97,15 +101,29 @@ impl Core {
 
     fn check_sequence(&self, id: SequenceId, sequence: &Sequence) -> Result<(), String> {
         let Sequence { computed, committed, indexed, .. } = *sequence;
-        let holds = sequence.table.len() * self.config.block_size;
-        if !sequence.is_running() && (holds > 0 || computed > 0 || sequence.promise.is_some()) {
-            return Err(format!("{:?} and holds blocks or a promise", sequence.state));
-        }
-        if committed > computed || indexed * self.config.block_size > committed || computed > holds
+        let block_size = self.config.block_size;
+        let lengths = || sequence.tables.iter().map(|table| table.len() * block_size);
+        let (holds, room) = (lengths().max().unwrap_or(0), lengths().min().unwrap_or(0));
+        if !sequence.is_running()
+            && (holds > 0 || computed > 0 || sequence.in_flight_prefix.is_some())
         {
+            return Err(format!("{:?} and holds blocks or computes a prefix", sequence.state));
+        }
+        // With windows, the blocks of a prompt are indexed when its next row is planned.
+        let written = if self.kv.groups().has_windows() { computed } else { committed };
+        if committed > computed || indexed * block_size > written || computed > room {
             return Err(format!(
-                "{indexed} blocks indexed, {committed} of {computed} tokens committed, room for {holds}"
+                "{indexed} blocks indexed, {committed} of {computed} tokens committed, room for {room}"
             ));
+        }
+        for (group, table) in sequence.tables.iter().enumerate() {
+            let first = self.kv.groups().first_block(group, computed.saturating_sub(1));
+            if table.num_released() > first.max(self.kv.groups().first_block(group, computed)) {
+                return Err(format!("group {group}: a block inside the window is released"));
+            }
+            if table.held().contains(&BlockId::NULL) {
+                return Err(format!("group {group}: the null block is in the table"));
+            }
         }
         if sequence.len() > sequence.token_limit && sequence.state != State::Finished {
             return Err(format!(
@@ -119,28 +137,43 @@ impl Core {
         }
         if sequence.state != State::Finished
             && sequence.in_flight > 1
-            && self.request(sequence.request).spec.constrained
+            && self.requests[sequence.request].spec.constrained
         {
             return Err(format!("{} masked samples in flight", sequence.in_flight));
         }
         if sequence.state == State::Finished {
             return if sequence.open_rows > 0 { Ok(()) } else { Err("ended and kept".into()) };
         }
-        let request = self.requests[sequence.request as usize].as_ref();
+        let request = self.requests.get(sequence.request);
         if request.is_none_or(|request| !request.sequences.contains(&id)) {
             return Err("its request does not know it".into());
         }
-        let mut node =
-            self.requests[sequence.request as usize].as_ref().map(|request| request.root);
-        for (block, tokens) in sequence.table.blocks()[..indexed]
-            .iter()
-            .zip(sequence.tokens.chunks_exact(self.config.block_size))
+        self.check_prefix(sequence)
+    }
+
+    /// The indexed blocks of a sequence are those of its prefix in every group.
+    fn check_prefix(&self, sequence: &Sequence) -> Result<(), String> {
+        let groups = self.kv.groups();
+        if groups.is_sliding(groups.anchor()) {
+            return Ok(());
+        }
+        let mut node = self.requests[sequence.request].root;
+        let anchors = sequence.tables.group(groups.anchor()).blocks();
+        let chunks = sequence.tokens.chunks_exact(self.config.block_size);
+        for (entry, (&anchor, tokens)) in
+            anchors.iter().zip(chunks).take(sequence.indexed).enumerate()
         {
-            let found = node.and_then(|node| self.kv.prefix().find(node, tokens));
-            if found.is_none_or(|(canonical, _)| canonical != *block) {
-                return Err(format!("{block:?} of its table is not the block of its prefix"));
+            let found = self.kv.prefix().find(node, tokens);
+            if found.is_none_or(|(canonical, _)| canonical != anchor) {
+                return Err(format!("{anchor:?} of its table is not the block of its prefix"));
             }
-            node = found.map(|found| found.1);
+            for (group, table) in sequence.tables.iter().enumerate() {
+                let canonical = self.kv.prefix().group_block(anchor, group);
+                if entry >= table.num_released() && table.blocks()[entry] != canonical {
+                    return Err(format!("group {group}: entry {entry} is not {canonical:?}"));
+                }
+            }
+            node = found.map_or(NodeUid::NONE, |found| found.1);
         }
         Ok(())
     }
@@ -160,8 +193,7 @@ impl Core {
                 self.decoding.len() + self.prefilling.len()
             ));
         }
-        let reserved: usize =
-            self.requests.iter().flatten().map(|request| request.reserved.len()).sum();
+        let reserved: usize = self.requests.iter().map(|request| request.reserved.len()).sum();
         if held + reserved + self.slots.num_free() != self.config.max_num_seqs {
             return Err(format!(
                 "{held} held, {reserved} reserved, {} free slots",
@@ -172,16 +204,11 @@ impl Core {
     }
 
     /// Open steps keep to the budget, and their rows and samples are counted by their sequences.
-    fn check_open_steps(&self) -> Result<(), String> {
+    fn check_open_steps(&self, steps: &VecDeque<OpenStep>) -> Result<(), String> {
         for (id, sequence) in self.sequences.iter() {
-            let samples = self
-                .open
-                .iter()
-                .flat_map(|open| &open.samples)
-                .filter(|&&sample| sample == id)
-                .count();
-            let leads =
-                self.open.iter().flat_map(|open| &open.rows).filter(|row| row.id == id).count();
+            let samples =
+                steps.iter().flat_map(|open| &open.samples).filter(|&&sample| sample == id).count();
+            let leads = steps.iter().flat_map(|open| &open.rows).filter(|row| row.id == id).count();
             if samples != sequence.in_flight
                 || sequence.open_rows < leads
                 || sequence.open_rows > leads + samples
@@ -189,10 +216,10 @@ impl Core {
                 return Err(format!("{id:?}: {samples} samples and {leads} rows in flight"));
             }
         }
-        if self.open.len() > 2 {
-            return Err(format!("{} steps are open", self.open.len()));
+        if steps.len() > 2 {
+            return Err(format!("{} steps are open", steps.len()));
         }
-        for open in &self.open {
+        for open in steps {
             let sampled: usize = open.rows.iter().map(|row| row.num_sampled).sum();
             if sampled != open.samples.len() || open.rows.len() > self.config.max_num_seqs {
                 return Err(format!(

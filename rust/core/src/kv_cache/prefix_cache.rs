@@ -1,7 +1,9 @@
 //! The prefix cache: a trie over full blocks, stored flat in one hash table.
 //!
-//! A node's key is its parent's uid and its block's tokens, and the tokens are compared on every hit: a collision costs
+//! A node's key is its parent's uid and its block's tokens. The tokens are compared on every hit, so a collision costs
 //! time and never correctness. Roots are per adapter and tenant salt, so tenants share nothing.
+//!
+//! A node belongs to a block of the anchor group. The other groups' blocks of the same tokens are attached to it.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher};
@@ -9,9 +11,10 @@ use std::hash::{BuildHasher, Hasher};
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 
-use crate::block::{BlockId, NodeUid};
+use crate::ids::{BlockId, NodeUid};
+use crate::kv_cache::cache_groups::CacheGroups;
 
-/// A node as the table holds it. Its uid lies here, so that the walk's next key does not wait for anything else.
+/// A node as the table holds it. Its uid lies here, so that a walk needs no second lookup for its next key.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     uid: NodeUid,
@@ -40,15 +43,25 @@ pub struct PrefixCache {
     /// Tokens of each block's node, `block_size` a block.
     tokens: Vec<u32>,
     next_uid: u64,
+    num_groups: usize,
+    anchor: usize,
+    /// Whether a node outlives its children, as full attention keeps a parent's block while a child's is held.
+    is_chained: bool,
+    /// Blocks of the other groups by the anchor's block, `num_groups` a block; empty with one group.
+    attached: Vec<BlockId>,
+    /// The anchor's block by the attached block; empty with one group.
+    owners: Vec<BlockId>,
+    num_attached: usize,
     roots: BTreeMap<RootKey, NodeUid>,
-    /// Key of each root, and how many requests and first blocks hang on it; the last one takes it along.
+    /// Key of each root, and how many requests and first blocks use it. The last one removes it.
     root_users: BTreeMap<NodeUid, (RootKey, usize)>,
 }
 
 impl PrefixCache {
     /// An empty cache over `num_blocks` blocks of `block_size` tokens.
     #[must_use]
-    pub fn new(num_blocks: usize, block_size: usize, seed: u64) -> Self {
+    pub fn new(num_blocks: usize, block_size: usize, seed: u64, groups: &CacheGroups) -> Self {
+        let others = if groups.len() > 1 { num_blocks } else { 0 };
         Self {
             block_size,
             hasher: FixedState::with_seed(seed),
@@ -56,6 +69,12 @@ impl PrefixCache {
             nodes: vec![VACANT; num_blocks],
             tokens: vec![0; num_blocks * block_size],
             next_uid: 1,
+            num_groups: groups.len(),
+            anchor: groups.anchor(),
+            is_chained: !groups.is_sliding(groups.anchor()),
+            attached: vec![BlockId::NULL; others * groups.len()],
+            owners: vec![BlockId::NULL; others],
+            num_attached: 0,
             roots: BTreeMap::new(),
             root_users: BTreeMap::new(),
         }
@@ -64,7 +83,13 @@ impl PrefixCache {
     /// Blocks that hold a prefix.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.table.len()
+        self.table.len() + self.num_attached
+    }
+
+    /// Tokens a block.
+    #[must_use]
+    pub fn block_size(&self) -> usize {
+        self.block_size
     }
 
     /// Whether no block holds a prefix.
@@ -73,13 +98,13 @@ impl PrefixCache {
         self.table.is_empty()
     }
 
-    /// Roots that something hangs on.
+    /// Roots in use.
     #[must_use]
     pub fn num_roots(&self) -> usize {
         self.roots.len()
     }
 
-    /// The root of an adapter and tenant, counting one more user of it.
+    /// The root of an adapter and tenant; counts one more user of it.
     pub fn acquire_root(&mut self, adapter: u32, salt: &[u8]) -> NodeUid {
         let key = (adapter, salt.to_vec());
         if let Some(&uid) = self.roots.get(&key) {
@@ -93,7 +118,7 @@ impl PrefixCache {
         uid
     }
 
-    /// Count one user of a root less.
+    /// Count one user of a root less; the last one removes it.
     pub fn release_root(&mut self, root: NodeUid) {
         let Some((_, users)) = self.root_users.get_mut(&root) else { return };
         *users -= 1;
@@ -104,7 +129,7 @@ impl PrefixCache {
         }
     }
 
-    /// The hash of a key, for tables that index by the node awaited.
+    /// The hash of a node's key.
     #[must_use]
     pub fn hash(&self, parent: NodeUid, tokens: &[u32]) -> u64 {
         let mut hasher = self.hasher.build_hasher();
@@ -144,7 +169,7 @@ impl PrefixCache {
         node
     }
 
-    /// Index a block that is not indexed, under a key that is not there yet; its node.
+    /// Index a block under a key that is not there yet; its node.
     ///
     /// # Panics
     /// When the block is indexed already.
@@ -168,6 +193,9 @@ impl PrefixCache {
 
     /// Forget a block's prefix. True when it had one.
     pub fn remove(&mut self, block: BlockId) -> bool {
+        if self.owner(block) != BlockId::NULL {
+            return self.remove_attached(block);
+        }
         let node = std::mem::replace(&mut self.nodes[block.index()], VACANT);
         if node.uid == NodeUid::NONE {
             return false;
@@ -184,7 +212,58 @@ impl PrefixCache {
     /// Whether a block holds a prefix.
     #[must_use]
     pub fn contains(&self, block: BlockId) -> bool {
-        self.nodes[block.index()].uid != NodeUid::NONE
+        self.nodes[block.index()].uid != NodeUid::NONE || self.owner(block) != BlockId::NULL
+    }
+
+    /// The node that a block of the anchor group holds.
+    #[must_use]
+    pub fn node(&self, anchor: BlockId) -> NodeUid {
+        self.nodes[anchor.index()].uid
+    }
+
+    /// A group's block of the tokens that `anchor` holds; the null block when there is none.
+    #[must_use]
+    pub fn group_block(&self, anchor: BlockId, group: usize) -> BlockId {
+        if group == self.anchor {
+            return anchor;
+        }
+        self.attached[anchor.index() * self.num_groups + group]
+    }
+
+    /// Attach a group's block to the node of `anchor`, unless another block is attached already; the one that is.
+    ///
+    /// # Panics
+    /// When the block is indexed elsewhere.
+    pub fn attach(&mut self, anchor: BlockId, group: usize, block: BlockId) -> BlockId {
+        let place = anchor.index() * self.num_groups + group;
+        if self.attached[place] == BlockId::NULL {
+            assert!(!self.contains(block), "an indexed block is never written");
+            self.attached[place] = block;
+            self.owners[block.index()] = anchor;
+            self.num_attached += 1;
+        }
+        self.attached[place]
+    }
+
+    /// Undo `attach`; the block that was attached to the node of `anchor`.
+    pub fn detach(&mut self, anchor: BlockId, group: usize) -> Option<BlockId> {
+        let block = *self.attached.get(anchor.index() * self.num_groups + group)?;
+        (block != BlockId::NULL && self.remove_attached(block)).then_some(block)
+    }
+
+    fn owner(&self, block: BlockId) -> BlockId {
+        self.owners.get(block.index()).copied().unwrap_or(BlockId::NULL)
+    }
+
+    fn remove_attached(&mut self, block: BlockId) -> bool {
+        let anchor = std::mem::replace(&mut self.owners[block.index()], BlockId::NULL);
+        let start = anchor.index() * self.num_groups;
+        let row = &mut self.attached[start..start + self.num_groups];
+        for entry in row.iter_mut().filter(|entry| **entry == block) {
+            *entry = BlockId::NULL;
+        }
+        self.num_attached -= 1;
+        true
     }
 
     /// Check that every node hashes to its key and that every child's parent is there.
@@ -214,19 +293,39 @@ impl PrefixCache {
             }
             if entry.parent.is_root() {
                 *first_blocks.entry(entry.parent).or_default() += 1;
-            } else if uids.binary_search(&entry.parent).is_err() {
+            } else if self.is_chained && uids.binary_search(&entry.parent).is_err() {
                 return Err(format!(
                     "prefix cache: {:?} is indexed and its parent is not",
                     entry.block
                 ));
             }
         }
+        self.check_attached()?;
         for (root, blocks) in first_blocks {
             if self.root_users.get(&root).is_none_or(|(_, users)| *users < blocks) {
                 return Err(format!(
                     "prefix cache: {root:?} has {blocks} first blocks and fewer users"
                 ));
             }
+        }
+        Ok(())
+    }
+
+    /// Check that attached blocks and their nodes know each other.
+    fn check_attached(&self) -> Result<(), String> {
+        let mut count = 0;
+        for (i, &block) in self.attached.iter().enumerate() {
+            let anchor = BlockId((i / self.num_groups) as u32);
+            if block != BlockId::NULL {
+                count += 1;
+                if self.owner(block) != anchor || self.node(anchor) == NodeUid::NONE {
+                    return Err(format!("prefix cache: {block:?} is attached to {anchor:?} alone"));
+                }
+            }
+        }
+        let owned = self.owners.iter().filter(|&&owner| owner != BlockId::NULL).count();
+        if owned != count || count != self.num_attached {
+            return Err(format!("prefix cache: {count} blocks are attached, {owned} have a node"));
         }
         Ok(())
     }

@@ -1,15 +1,15 @@
 //! Groups of decode rows that share their first blocks, so that a shared prefix can be read once for all of them.
 
-use crate::block::{BlockId, SequenceId};
-use crate::commit::OpenStep;
-use crate::core::Core;
-use crate::plan::PlanWriter;
+use crate::ids::{BlockId, SequenceId};
+use crate::scheduler::Scheduler;
+use crate::step::open_step::OpenStep;
+use crate::step::writer::PlanWriter;
 
 /// The groups of the last step, kept while its rows stay the same.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Groups {
-    /// The decode rows that the groups were made for. A sequence that loses its blocks is absent from them before it
-    /// is back with others.
+pub(crate) struct RowGroups {
+    /// The decode rows that the groups were made for. A preempted sequence is absent for a step before it is back with
+    /// other blocks.
     rows: Vec<SequenceId>,
     /// (shared block, row), sorted.
     keys: Vec<(BlockId, usize)>,
@@ -18,43 +18,46 @@ pub(crate) struct Groups {
     stale: bool,
 }
 
-impl Groups {
+impl RowGroups {
     /// A table changed under rows that stay.
     pub(crate) fn invalidate(&mut self) {
         self.stale = true;
     }
 }
 
-impl Core {
-    /// Write the groups of the decode rows chosen so far. Rows of one group hold the same physical blocks from the
-    /// first on, all of them full and computed.
-    pub(crate) fn write_groups(&mut self, writer: &mut PlanWriter<'_>, open: &OpenStep) {
-        if self.config.group_min_blocks == 0 {
+impl Scheduler {
+    /// Write the groups of the decode rows chosen so far. Rows of one group hold the same first blocks, all of them full
+    /// and computed, in the tables of full attention; tables of sliding windows may differ.
+    pub(crate) fn write_row_groups(&mut self, writer: &mut PlanWriter<'_>, open: &OpenStep) {
+        // A sliding window alone has no first blocks for rows to share.
+        let anchor = self.kv.groups().anchor();
+        if self.config.group_min_blocks == 0 || self.kv.groups().is_sliding(anchor) {
             return;
         }
         let rows = open.rows.iter().map(|row| row.id);
-        if self.groups.stale || !rows.clone().eq(self.groups.rows.iter().copied()) {
-            self.groups.rows.clear();
-            self.groups.rows.extend(rows);
-            self.groups.stale = false;
-            self.find_groups();
+        if self.row_groups.stale || !rows.clone().eq(self.row_groups.rows.iter().copied()) {
+            self.row_groups.rows.clear();
+            self.row_groups.rows.extend(rows);
+            self.row_groups.stale = false;
+            self.find_row_groups();
         }
-        for &(start, len, blocks) in &self.groups.found {
-            writer.group(self.groups.keys[start..start + len].iter().map(|key| key.1), blocks);
+        for &(start, len, blocks) in &self.row_groups.found {
+            writer.group(self.row_groups.keys[start..start + len].iter().map(|key| key.1), blocks);
         }
     }
 
-    fn find_groups(&mut self) {
+    fn find_row_groups(&mut self) {
         let min = self.config.group_min_blocks;
-        let Groups { rows, keys, found, .. } = &mut self.groups;
+        let anchor = self.kv.groups().anchor();
+        let RowGroups { rows, keys, found, .. } = &mut self.row_groups;
         keys.clear();
         found.clear();
         for (row, &id) in rows.iter().enumerate() {
             let sequence = &self.sequences[id];
-            // The block being written is no part of it.
+            // The block that the row writes is not shared.
             let full = (sequence.computed - 1) / self.config.block_size;
             if full >= min {
-                keys.push((sequence.table.blocks()[min - 1], row));
+                keys.push((sequence.tables.group(anchor).blocks()[min - 1], row));
             }
         }
         keys.sort_unstable();
@@ -64,7 +67,8 @@ impl Core {
             if len > 1 {
                 let full = |key: &(BlockId, usize)| {
                     let sequence = &self.sequences[rows[key.1]];
-                    &sequence.table.blocks()[..(sequence.computed - 1) / self.config.block_size]
+                    &sequence.tables.group(anchor).blocks()
+                        [..(sequence.computed - 1) / self.config.block_size]
                 };
                 let members = &keys[start..start + len];
                 let first = full(&members[0]);
