@@ -179,7 +179,7 @@ def test_several_models_an_alias_and_the_admin_listener(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
-        (("fake", "--admin-port", "0"), 1, "--admin-port: there is no key for it; set OCTAVO_ADMIN_KEY"),
+        (("fake", "--admin-port", "0"), 1, "--admin-port: the admin listener needs a key; set OCTAVO_ADMIN_KEY"),
         (("fake", "missing"), 1, "model: there is no 'missing'"),
         (("fake", "fake"), 1, "models: `fake` appears twice; write NAME=MODEL"),
         (("fake", "--config", "/no/such.toml"), 1, "config: /no/such.toml cannot be read"),
