@@ -12,6 +12,7 @@ from octavo.errors import CorruptFile, ModelNotFound
 from octavo.loading.resolve import resolve_model
 from octavo.loading.weights import WeightSource, open_weights
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 
 def same(weights: WeightSource, tensors: dict[str, torch.Tensor]) -> None:
@@ -71,6 +72,21 @@ def test_safetensors_are_preferred(make_checkpoint, tmp_path):
     shutil.copytree(folder, copy)
     torch.save({"other": torch.zeros(1)}, copy / "pytorch_model.bin")
     same(open_weights(resolve_model(str(copy))), tensors)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_an_index_beside_a_whole_file_is_not_read(make_checkpoint, tmp_path, kind):
+    folder, tensors = make_checkpoint()
+    if kind == "bin":
+        copy = as_bin(folder, tmp_path / "stale")
+    else:
+        copy = tmp_path / "stale"
+        shutil.copytree(folder, copy)
+    stale = {"weight_map": {"lm_head.weight": f"gone-00002-of-00002.{kind}"}}
+    name = "model.safetensors" if kind == "safetensors" else "pytorch_model.bin"
+    (copy / f"{name}.index.json").write_text(json.dumps(stale))
+    same(open_weights(resolve_model(str(copy))), tensors)
+    assert len(AutoModelForCausalLM.from_pretrained(copy).state_dict()) >= len(tensors)
 
 
 def test_files_of_any_name_without_an_index(make_checkpoint, tmp_path):

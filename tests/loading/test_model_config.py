@@ -100,6 +100,12 @@ def test_generation_config_takes_precedence(load):
     assert config.sampling_defaults == {"temperature": 0.6, "top_p": 0.9}
 
 
+def test_do_sample_false_is_greedy(load):
+    generation = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
+    assert load(generation=generation).sampling_defaults == {"temperature": 0.0, "repetition_penalty": 1.1}
+    assert load(generation={"do_sample": True, "temperature": 0.6}).sampling_defaults == {"temperature": 0.6}
+
+
 def test_what_transformers_writes(make_checkpoint):
     folder, _ = make_checkpoint(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
     config = load_model_config(ModelSource("folder", folder, "m"))

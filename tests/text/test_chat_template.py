@@ -360,3 +360,38 @@ def test_padding_of_ordinary_size():
 def test_sums_and_joins_of_ordinary_size():
     source = "{{ 1 + 2 * 3 }}{{ 'a' + 'b' ~ 3 ~ nothing ~ none }}{{ ([1] + [2]) | length }}"
     assert ChatTemplate(source, {}).render([{"role": "user", "content": "Hi"}]) == "7ab3None2"
+
+
+def _begun(template: str, content: str) -> str:
+    messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": content}]
+    return ChatTemplate(template, SPECIAL).render(messages, continue_final_message=True)
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA3, MISTRAL], ids=["chatml", "llama3", "mistral"])
+@pytest.mark.parametrize(
+    "content", ["end", "i", "<", "|", "m", "eot", "Sure:\n```json\n", "The answer is: ", " yes", "Go."]
+)
+def test_a_begun_answer_is_cut_as_transformers_cuts_it(template, content):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": content}]
+    rendered, _ = render_jinja_template(
+        conversations=[messages], chat_template=template, continue_final_message=True, **SPECIAL
+    )
+    assert _begun(template, content) == rendered[0]
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA3], ids=["chatml", "llama3"])
+@pytest.mark.parametrize("content", ["", None])
+def test_a_begun_answer_may_be_empty(template, content):
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
+    opened = ChatTemplate(template, SPECIAL).render(messages, add_generation_prompt=True)
+    assert _begun(template, content) == opened
+
+
+def test_a_begun_answer_that_the_template_does_not_write():
+    with pytest.raises(InvalidRequest, match="does not write the last message") as caught:
+        _begun("{{ messages[0].content }}", "Sure")
+    assert caught.value.field == "continue_final_message"
+    with pytest.raises(InvalidRequest, match="no message to continue"):
+        ChatTemplate(CHATML, SPECIAL).render([], continue_final_message=True)

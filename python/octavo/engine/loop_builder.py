@@ -82,8 +82,9 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
             table = None
             if tokenizer is not None:
                 table = tokenizer.token_table(info.vocab_size)
-                end_tokens = {*info.eos_token_ids, *tokenizer.eos_token_ids}
-                info = msgspec.structs.replace(info, eos_token_ids=tuple(sorted(end_tokens)))
+                end_tokens = sorted({*info.eos_token_ids, *tokenizer.eos_token_ids})
+                sampled = tuple(token for token in end_tokens if token < info.vocab_size)
+                info = msgspec.structs.replace(info, eos_token_ids=sampled)
             return build_loop(config, runner, info, table), info, tokenizer
         except BaseException:
             runner.close()

@@ -116,7 +116,8 @@ class RequestMaker:
             word = text.lstrip()
             for spelled in (word, f" {word}"):
                 sequences[tuple(self._tokenizer.encode(spelled, add_special_tokens=False))] = None
-        return [list(sequence) for sequence in sequences if sequence]
+        # A model never samples an id that its embedding has no row for.
+        return [list(ids) for ids in sequences if ids and max(ids) < self._info.vocab_size]
 
     def make(
         self, request_id: int, prompt: Sequence[int], params: SamplingParams, constraint: Constraint | None = None
@@ -189,8 +190,11 @@ class RequestMaker:
             ids = None
         if ids is None or (ids and np.frombuffer(ids, np.uint32).max() >= vocab_size):
             wrong = next(token for token in prompt if not 0 <= token < vocab_size)
+            name = "" if self._tokenizer is None else self._tokenizer.token_bytes(wrong).decode("utf-8", "replace")
             raise InvalidRequest(
-                f"prompt: token id {wrong} is outside the vocabulary; ids go from 0 to {vocab_size - 1}", "prompt"
+                f"prompt: token id {wrong}{f' ({name!r})' if name else ''} is outside the vocabulary; ids go from 0 to "
+                f"{vocab_size - 1}",
+                "prompt",
             )
         if not ids:
             raise InvalidRequest("prompt: is empty; give one token or more", "prompt")

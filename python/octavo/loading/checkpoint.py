@@ -18,7 +18,9 @@ __all__ = ["BinWeights", "SafetensorsWeights", "open_folder"]
 
 
 def open_folder(folder: Path) -> WeightSource:
-    """Open a folder's weights; safetensors are preferred to `.bin`.
+    """Open a folder's weights: safetensors before `.bin`, and a whole file before shards, as transformers does.
+
+    An index beside a whole file is not read: it is left over from an earlier save.
 
     Raises:
         ModelNotFound: no weights. CorruptFile: a shard is missing, or the index contradicts the files.
@@ -27,11 +29,11 @@ def open_folder(folder: Path) -> WeightSource:
         ("model.safetensors.index.json", "model.safetensors", "*.safetensors", SafetensorsWeights),
         ("pytorch_model.bin.index.json", "pytorch_model.bin", "*.bin", BinWeights),
     ):
+        if (folder / single).is_file():
+            return opener([folder / single], None)
         if (folder / index).is_file():
             weight_map = _read_index(folder / index)
             return opener(_shards(folder, weight_map), weight_map)
-        if (folder / single).is_file():
-            return opener([folder / single], None)
         others = sorted(path for path in folder.glob(pattern) if _is_weights(path.name))
         if others:
             return opener(others, None)

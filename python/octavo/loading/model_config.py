@@ -164,9 +164,18 @@ def config_from_json(raw: Mapping[str, Any], generation: Mapping[str, Any], wher
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=eos,
         dtype=read.text("dtype", default="") or read.text("torch_dtype", default="") or None,
-        sampling_defaults=fields.sampling_defaults({key: generation.get(key) for key in _SAMPLING_KEYS}, where),
+        sampling_defaults=_sampling_defaults(generation, where),
         raw=dict(raw),
     )
+
+
+def _sampling_defaults(generation: Mapping[str, Any], where: str) -> dict[str, float]:
+    """What generation_config.json recommends; `do_sample` false is greedy, whatever the temperature beside it."""
+    found = fields.sampling_defaults({key: generation.get(key) for key in _SAMPLING_KEYS}, where)
+    if generation.get("do_sample") is False:
+        greedy = {"temperature": 0.0}
+        return greedy | {key: value for key, value in found.items() if key == "repetition_penalty"}
+    return found
 
 
 def _architecture(raw: Mapping[str, Any], where: str) -> str:

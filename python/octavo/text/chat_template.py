@@ -10,6 +10,7 @@ import datetime
 import functools
 import json
 import re
+import secrets
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """Write a conversation as text.
@@ -101,15 +103,21 @@ class ChatTemplate:
             add_generation_prompt: end with what opens the assistant's answer.
             tools: function descriptions, for templates that know them.
             documents: for templates that know them.
+            continue_final_message: end the text where the template wrote the end of the last message's content, so
+                that the model continues the message. The content may be empty.
             variables: anything else the template reads, such as `enable_thinking`.
 
         Raises:
-            InvalidRequest: messages of another form, or ones the template refuses; the field is `messages`.
+            InvalidRequest: messages of another form, or ones the template refuses; the field is `messages`. The
+                template does not write the message to continue; the field is `continue_final_message`.
         """
+        plain = [_message(message, index) for index, message in enumerate(messages)]
+        if continue_final_message:
+            return self._render_begun(plain, tools=tools, documents=documents, **variables)
         context = {
             **self._special_tokens,
             **{key: _plain(value) for key, value in variables.items()},
-            "messages": [_message(message, index) for index, message in enumerate(messages)],
+            "messages": plain,
             "tools": _plain(tools) if tools else None,
             "documents": _plain(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
@@ -121,6 +129,27 @@ class ChatTemplate:
         except Exception as error:  # a template can raise whatever Python can
             reason = str(error) or type(error).__name__
             raise InvalidRequest(f"messages: the chat template failed on them: {reason}", "messages") from error
+
+    def _render_begun(self, messages: list[dict[str, Any]], **arguments: Any) -> str:
+        """Render with a mark after the last message's content, and cut at the mark."""
+        if not messages:
+            raise InvalidRequest("continue_final_message: there is no message to continue", "continue_final_message")
+        final = messages[-1]
+        content = final.get("content") or ""
+        mark = f"END{secrets.token_hex(16)}"
+        # The blank after the mark is missing from the text where the template trims the content.
+        marked = [*messages[:-1], {**final, "content": f"{content}{mark} "}]
+        text = self.render(marked, add_generation_prompt=False, **arguments)
+        before, found, after = text.rpartition(mark)
+        if not found:
+            raise InvalidRequest(
+                "continue_final_message: the chat template does not write the last message's content; "
+                "set the field to false",
+                "continue_final_message",
+            )
+        blanks = content[len(content.rstrip()) :]
+        trimmed = bool(content.strip()) and not after.startswith(" ")
+        return before.removesuffix(blanks) if trimmed else before
 
 
 def _message(message: Any, index: int) -> dict[str, Any]:

@@ -38,12 +38,14 @@ class TokenBytes(msgspec.Struct, frozen=True):
     flags: bytes
     drop_leading_space: bool
 
-    def padded(self, count: int) -> TokenBytes:
-        """With ids that stand for nothing appended, up to `count`."""
-        missing = count - len(self.tokens)
-        if missing <= 0:
-            return self
-        return TokenBytes([*self.tokens, *[b""] * missing], self.flags + bytes(missing), self.drop_leading_space)
+    def resized(self, count: int) -> TokenBytes:
+        """The first `count` ids; ids that the tokenizer lacks have no bytes.
+
+        A tokenizer may have more ids than the model's embedding has rows: a model never samples those.
+        """
+        missing = max(count - len(self.tokens), 0)
+        tokens = [*self.tokens[:count], *[b""] * missing]
+        return TokenBytes(tokens, self.flags[:count] + bytes(missing), self.drop_leading_space)
 
 
 class _Rules(msgspec.Struct):

@@ -154,7 +154,7 @@ class Tokenizer:
             add_generation_prompt: end with what opens the assistant's answer.
             chat_template: jinja text to use instead of the model's own.
             tools: function descriptions; the model's template for tools is used where it has one.
-            variables: anything else the template reads.
+            variables: anything else the template reads, and `ChatTemplate.render`'s other arguments.
 
         Raises:
             InvalidRequest: the model has no template, or it refuses the messages; the field is `messages`.
@@ -188,9 +188,9 @@ class Tokenizer:
         """The table the core streams text with.
 
         Args:
-            vocab_size: rows of the model's logits, where they are more than the tokenizer's ids.
+            vocab_size: rows of the model's embedding: the table has as many ids. 0 takes the tokenizer's count.
         """
-        table = self.vocabulary.padded(vocab_size)
+        table = self.vocabulary.resized(vocab_size) if vocab_size else self.vocabulary
         return _core.TokenTable(table.tokens, table.flags, drop_leading_space=table.drop_leading_space)
 
     def _template(self, source: str | None, *, tools: bool) -> ChatTemplate:

@@ -184,9 +184,7 @@ class ModelHandle:
         tokenizer = self.tokenizer("messages")
 
         def work() -> list[int]:
-            text = tokenizer.apply_chat_template(messages, **arguments)
-            if continue_final_message:
-                text = _cut_after(text, messages[-1]["content"])
+            text = tokenizer.apply_chat_template(messages, continue_final_message=continue_final_message, **arguments)
             self._check_text(tokenizer, text, "messages")
             return tokenizer.encode(text, add_special_tokens)
 
@@ -202,14 +200,3 @@ class ModelHandle:
         # The first call reads the whole vocabulary.
         await asyncio.get_running_loop().run_in_executor(_text_threads, of_token, 0)
         return of_token
-
-
-def _cut_after(text: str, final: str) -> str:
-    final = final.strip()
-    place = text.rfind(final)
-    if not final or place < 0:
-        raise InvalidRequest(
-            "continue_final_message: the template does not keep the last message's text; send a message with text",
-            "continue_final_message",
-        )
-    return text[: place + len(final)]

@@ -196,7 +196,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
 async def _prompt(call: Call, served: ModelHandle, request: CountTokensRequest) -> list[int]:
     flat = request.conversation()
     # As Anthropic: an answer that has been begun is gone on with.
-    begun = flat[-1]["role"] == "assistant" and bool(flat[-1]["content"])
+    begun = flat[-1]["role"] == "assistant" and "tool_calls" not in flat[-1]
     effort = "none" if request.thinking is not None and request.thinking.type == "disabled" else None
     return await render(served, flat, continue_final_message=begun, variables=template_variables(None, None, effort))
 

@@ -99,7 +99,7 @@ async def chat(call: Call) -> None:
     await call.constrain(served, params.structured_outputs, "format")
     messages = flatten(request.conversation)
     # As Ollama: an answer that has been begun is gone on with.
-    begun = messages[-1]["role"] == "assistant" and bool(messages[-1]["content"])
+    begun = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     prompt = await served.render(
         messages,
         add_special_tokens=False,
