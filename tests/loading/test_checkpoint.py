@@ -157,6 +157,7 @@ def test_an_index_cannot_leave_its_folder(make_checkpoint, tmp_path, file):
     folder, tensors = make_checkpoint()
     inside = tmp_path / "model"
     shutil.copytree(folder, inside)
+    (inside / "model.safetensors").rename(inside / "shard.safetensors")
     (tmp_path / "outside.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     index = {"weight_map": dict.fromkeys(tensors, file)}
     (inside / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -183,6 +184,7 @@ def test_an_index_that_is_none(make_checkpoint, tmp_path, text):
     folder, _ = make_checkpoint()
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
+    (copy / "model.safetensors").rename(copy / "shard.safetensors")
     (copy / "model.safetensors.index.json").write_text(text)
     with pytest.raises(CorruptFile):
         open_weights(resolve_model(str(copy)))
