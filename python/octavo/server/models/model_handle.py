@@ -184,7 +184,9 @@ class ModelHandle:
         tokenizer = self.tokenizer("messages")
 
         def work() -> list[int]:
-            text = tokenizer.apply_chat_template(messages, continue_final_message=continue_final_message, **arguments)
+            if continue_final_message:
+                arguments["continue_final_message"] = True
+            text = tokenizer.apply_chat_template(messages, **arguments)
             self._check_text(tokenizer, text, "messages")
             return tokenizer.encode(text, add_special_tokens)
 
