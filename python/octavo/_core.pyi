@@ -186,6 +186,7 @@ class Core:
         ignore_eos: bool = False,
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
+        begins_text: bool = False,
         priority: int = 0,
         cache_salt: bytes = b"",
         adapter: int = 0,

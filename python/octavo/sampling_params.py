@@ -59,6 +59,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         frequency_penalty: taken off the logit for each time the token is in the output.
         logprobs: log probabilities of the chosen token and of this many likeliest; None for none.
         skip_special_tokens: leave control tokens out of the text.
+        begins_text: the output begins a text, as a chat answer does, so the first space is dropped where the tokenizer
+            drops a text's first space. When false, the output continues the prompt: prompt and output together are
+            the decoded tokens. The `chat` methods set it.
         priority: under the `priority` policy, lower is sooner.
         cache_salt: requests share cached prefixes only with those of the same salt.
         structured_outputs: what the answer is held to, one of `{"json": schema}` (an object, or its text),
@@ -89,6 +92,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     frequency_penalty: float = 0.0
     logprobs: int | None = None
     skip_special_tokens: bool = True
+    begins_text: bool = False
     priority: int = 0
     cache_salt: str = ""
     structured_outputs: dict[str, Any] | None = None
@@ -147,7 +151,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         salt: Any = self.cache_salt
         if not isinstance(salt, str) or len(salt) > 128 or "\0" in salt or not _is_unicode(salt):
             raise _refuse("cache_salt", salt, "is not a text of at most 128 characters without NUL")
-        for field in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        for field in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "begins_text"):
             if type(getattr(self, field)) is not bool:
                 raise _refuse(field, getattr(self, field), "is neither True nor False")
 

@@ -67,6 +67,8 @@ class Session:
     async def _stream(self, prompt: str, max_tokens: int | None, *, add_special_tokens: bool) -> AsyncIterator[str]:
         defaults: dict[str, Any] = self.engine.model.sampling_defaults
         params = SamplingParams(**{**defaults, "max_tokens": max_tokens, **self._sampling})
+        # A prompt that a chat template wrote has its special tokens already, and the answer begins a text.
+        params.begins_text = not add_special_tokens
         stream: Any = self.engine.stream(prompt, params, add_special_tokens=add_special_tokens)
         async with aclosing(stream):
             async for delta in stream:

@@ -305,11 +305,14 @@ class AsyncEngine:
         Args:
             messages: OpenAI's `{"role": ..., "content": ...}`.
             params: how to sample; up to the context's end when None.
-            template_arguments: passed to the template.
+            template_arguments: passed to the template. With `continue_final_message=True` the model continues the
+                last message.
         """
         tokenizer = self._tokenizer()
         prompt = await self._in_thread(lambda: tokenizer.apply_chat_template(messages, **template_arguments))
         params = self._requests.defaults(max_tokens=None) if params is None else params
+        begins = not template_arguments.get("continue_final_message", False)
+        params = msgspec.structs.replace(params, begins_text=begins)
         return await self.generate(prompt, params, add_special_tokens=False)
 
     async def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import msgspec
+
 from octavo.config import EngineConfig
 from octavo.engine.backend import Backend, LocalBackend, WorkerBackend
 from octavo.engine.collect import RequestState
@@ -133,7 +135,8 @@ class LLM:
             messages: one conversation, a list of `{"role": ..., "content": ...}`, or a list of such.
             sampling_params: as for `generate`, but an answer may go on to the context's end when None.
             use_tqdm: as for `generate`.
-            template_arguments: passed to the template.
+            template_arguments: passed to the template. With `continue_final_message=True` the model continues the
+                last message.
 
         Raises:
             InvalidRequest, EngineDead: as for `generate`.
@@ -148,7 +151,10 @@ class LLM:
             text = tokenizer.apply_chat_template(conversation, **template_arguments)
             parsed.append((text, tokenizer.encode(text, add_special_tokens=False)))
         params = _spread(sampling_params, len(parsed), self._requests.defaults(max_tokens=None))
-        return self._run(parsed, params, use_tqdm)
+        begins = not template_arguments.get("continue_final_message", False)
+        # One copy of each: the engine recognises parameters that repeat.
+        copies = {id(one): msgspec.structs.replace(one, begins_text=begins) for one in params}
+        return self._run(parsed, [copies[id(one)] for one in params], use_tqdm)
 
     def _run(
         self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], show: bool

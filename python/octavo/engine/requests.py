@@ -301,6 +301,8 @@ def submit_checked(core: Core, request: CheckedRequest, arrival_us: int) -> None
         ignore_eos=params.ignore_eos,
         include_stop_str_in_output=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
+        # A constrained value is the whole text: grammars pass over the same space.
+        begins_text=params.begins_text or (request.constraint is not None and request.constraint.grammar is not None),
         priority=params.priority,
         cache_salt=params.cache_salt.encode(),
         logit_bias=list(params.logit_bias.items()) if params.logit_bias else [],

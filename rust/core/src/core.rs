@@ -76,7 +76,10 @@ impl Core {
     ///
     /// # Errors
     /// For a request that is invalid or can never fit, so that none waits forever.
-    pub fn submit(&mut self, spec: RequestSpec) -> Result<()> {
+    pub fn submit(&mut self, mut spec: RequestSpec) -> Result<()> {
+        if let Some(table) = &self.token_table {
+            spec.begins_text |= !table.has_text(&spec.prompt, spec.skip_special);
+        }
         self.scheduler.submit(spec)
     }
 

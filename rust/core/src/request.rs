@@ -71,6 +71,9 @@ pub struct RequestSpec {
     pub include_stop: bool,
     /// Leave special tokens out of the text.
     pub skip_special: bool,
+    /// The answer begins a text: the first space is dropped where the tokenizer drops it. Otherwise the answer
+    /// continues the prompt's text.
+    pub begins_text: bool,
     /// Lower is sooner, under the priority policy.
     pub priority: i32,
     /// Requests share cached prefixes only with those of the same salt.

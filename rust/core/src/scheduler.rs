@@ -272,9 +272,10 @@ impl Scheduler {
             arrival: request.arrival,
             sample_index,
         };
-        sequence.text = self
-            .with_text
-            .then(|| TextStream::new(spec.stop.clone(), spec.include_stop, spec.skip_special));
+        sequence.text = self.with_text.then(|| {
+            let stream = TextStream::new(spec.stop.clone(), spec.include_stop, spec.skip_special);
+            if spec.begins_text { stream } else { stream.continuing() }
+        });
         id
     }
 

@@ -54,6 +54,13 @@ impl TextStream {
         }
     }
 
+    /// The same stream, for an answer that continues a text: its first space is part of the text.
+    #[must_use]
+    pub fn continuing(mut self) -> Self {
+        self.progress = Progress::Running;
+        self
+    }
+
     /// Take one more token and append to `out` what may be released: always whole characters.
     ///
     /// Returns the index of the stop text that ends the answer: the text is then cut off at the match, before it or

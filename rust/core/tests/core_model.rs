@@ -101,6 +101,7 @@ fn specs() -> impl Strategy<Value = RequestSpec> {
                 ignore_eos,
                 include_stop,
                 skip_special: true,
+                begins_text: false,
                 priority,
                 cache_salt: if salted { vec![1] } else { Vec::new() },
                 adapter,

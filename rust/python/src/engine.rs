@@ -281,10 +281,10 @@ impl Core {
             temperature = 1.0, top_p = 1.0, top_k = 0, min_p = 0.0, repetition_penalty = 1.0,
             presence_penalty = 0.0, frequency_penalty = 0.0, seed = 0, logprobs = -1,
             stop_token_ids = Vec::new(), stop = Vec::new(), ignore_eos = false,
-            include_stop_str_in_output = false, skip_special_tokens = true, priority = 0,
-            cache_salt = None, adapter = 0, logit_bias = Vec::new(), constrained = false,
+            include_stop_str_in_output = false, skip_special_tokens = true, begins_text = false,
+            priority = 0, cache_salt = None, adapter = 0, logit_bias = Vec::new(), constrained = false,
         ),
-        text_signature = "($self, request_id, prompt_token_ids, *, arrival_us, n=1, max_tokens, min_tokens=0, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, seed=0, logprobs=-1, stop_token_ids=..., stop=..., ignore_eos=False, include_stop_str_in_output=False, skip_special_tokens=True, priority=0, cache_salt=b'', adapter=0, logit_bias=..., constrained=False)"
+        text_signature = "($self, request_id, prompt_token_ids, *, arrival_us, n=1, max_tokens, min_tokens=0, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, seed=0, logprobs=-1, stop_token_ids=..., stop=..., ignore_eos=False, include_stop_str_in_output=False, skip_special_tokens=True, begins_text=False, priority=0, cache_salt=b'', adapter=0, logit_bias=..., constrained=False)"
     )]
     #[expect(
         clippy::too_many_arguments,
@@ -313,6 +313,7 @@ impl Core {
         ignore_eos: bool,
         include_stop_str_in_output: bool,
         skip_special_tokens: bool,
+        begins_text: bool,
         priority: i32,
         cache_salt: Option<&[u8]>,
         adapter: u32,
@@ -364,6 +365,7 @@ impl Core {
             ignore_eos,
             include_stop: include_stop_str_in_output,
             skip_special: skip_special_tokens,
+            begins_text,
             priority,
             cache_salt: cache_salt.unwrap_or_default().to_vec(),
             adapter,

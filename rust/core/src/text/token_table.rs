@@ -67,6 +67,13 @@ impl TokenTable {
         self.drop_leading_space
     }
 
+    /// True when any of the tokens stands for text.
+    #[must_use]
+    pub fn has_text(&self, tokens: &[u32], skip_special: bool) -> bool {
+        let skipped = |token| skip_special && self.is_special(token);
+        tokens.iter().any(|&token| !skipped(token) && !self.bytes(token).is_empty())
+    }
+
     /// The UTF-8 text of a whole answer without stop texts.
     #[must_use]
     pub fn decode(&self, tokens: impl IntoIterator<Item = u32>, skip_special: bool) -> Vec<u8> {

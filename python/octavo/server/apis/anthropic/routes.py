@@ -193,12 +193,17 @@ def routes(state: ServerState) -> list[BaseRoute]:
     ]
 
 
+def _is_begun(flat: list[dict[str, Any]]) -> bool:
+    """Whether the model continues the last message, as Anthropic does for an assistant's."""
+    return flat[-1]["role"] == "assistant" and "tool_calls" not in flat[-1]
+
+
 async def _prompt(call: Call, served: ModelHandle, request: CountTokensRequest) -> list[int]:
     flat = request.conversation()
-    # As Anthropic: an answer that has been begun is gone on with.
-    begun = flat[-1]["role"] == "assistant" and "tool_calls" not in flat[-1]
     effort = "none" if request.thinking is not None and request.thinking.type == "disabled" else None
-    return await render(served, flat, continue_final_message=begun, variables=template_variables(None, None, effort))
+    return await render(
+        served, flat, continue_final_message=_is_begun(flat), variables=template_variables(None, None, effort)
+    )
 
 
 async def count_tokens(call: Call) -> None:
@@ -218,6 +223,7 @@ async def messages(call: Call) -> None:
     user = (request.metadata or {}).get("user_id")
     served = await call.route(request.model, user=user)
     params = request.sampling_params(served, call.sampling_defaults(served))
+    params.begins_text = not _is_begun(request.conversation())
     await call.constrain(served, params.structured_outputs, _FORMAT)
     prompt = await _prompt(call, served, request)
     served.check_length(prompt, "messages")

@@ -98,8 +98,9 @@ async def chat(call: Call) -> None:
     params = request.sampling_params(served, call.sampling_defaults(served))
     await call.constrain(served, params.structured_outputs, "format")
     messages = flatten(request.conversation)
-    # As Ollama: an answer that has been begun is gone on with.
+    # As Ollama: the model continues an assistant's last message.
     begun = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+    params.begins_text = not begun
     prompt = await served.render(
         messages,
         add_special_tokens=False,
@@ -128,6 +129,7 @@ async def generate(call: Call) -> None:
     loading = time.monotonic_ns() - began
     params = request.sampling_params(served, call.sampling_defaults(served))
     await call.constrain(served, params.structured_outputs, "format")
+    params.begins_text = not request.raw and served.tokenizer("prompt").has_chat_template
     prompt = await _prompt(served, request, request.prompt)
     served.check_length(prompt, "prompt")
 

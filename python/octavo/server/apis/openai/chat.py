@@ -43,6 +43,7 @@ async def chat_completions(call: Call) -> None:
     params = request.sampling_params(
         served, max_tokens=None, logprobs=request.num_logprobs, defaults=call.sampling_defaults(served)
     )
+    params.begins_text = not request.continue_final_message
     await call.constrain(served, params.structured_outputs, constraint_field(request) or "")
     messages = flatten(request.messages)
     prompt = await render(

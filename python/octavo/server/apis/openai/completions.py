@@ -55,7 +55,7 @@ async def completions(call: Call) -> None:
         served.check_length(ids, "prompt")
         if request.wants_nothing:
             check_token_ids(ids, served.engine.model.vocab_size, "prompt")
-    echoes = [await _echo(served, prompt) for prompt in given] if request.echo else [""] * len(given)
+    echoes = [_echo(served, request, prompt) for prompt in given] if request.echo else [""] * len(given)
     record = call.record(served, sum(map(len, prompts)), len(prompts))
     answer_id = request.answer_id("cmpl", call.request_id, call.header(b"x-request-id"))
     to_logprobs = await _logprobs(served, request, len(prompts) * params.n)
@@ -107,10 +107,10 @@ async def _best(
     return best
 
 
-async def _echo(served: ModelHandle, prompt: str | list[int]) -> str:
+def _echo(served: ModelHandle, request: CompletionRequest, prompt: str | list[int]) -> str:
     if isinstance(prompt, str):
         return prompt
-    return b"".join(map(await served.token_bytes("echo"), prompt)).decode("utf-8", "replace")
+    return served.tokenizer("echo").decode(prompt, skip_special_tokens=request.skip_special_tokens is not False)
 
 
 async def _logprobs(served: ModelHandle, request: CompletionRequest, count: int) -> list[CompletionLogprobs]:

@@ -206,6 +206,7 @@ async def create_response(call: Call) -> None:
         params = request.sampling_params(
             served, max_tokens=None, logprobs=request.num_logprobs, defaults=call.sampling_defaults(served)
         )
+        params.begins_text = True
         field = constraint_field(request) or ""
         await call.constrain(served, params.structured_outputs, _NAMES.get(field, field))
         effort = request.reasoning.effort if request.reasoning is not None else None
