@@ -45,7 +45,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     Attributes:
         n: answers to the one prompt.
         temperature: 0 takes the likeliest token (ties: the lowest id); below 1e-5 counts as 0.
-        top_p: keep the smallest set of tokens whose probability reaches this.
+        top_p: keep the smallest set of tokens whose probability reaches this; 0 keeps the likeliest token alone.
         top_k: keep the k likeliest tokens; -1 or 0 keeps all.
         min_p: keep tokens at least this share as likely as the likeliest.
         seed: makes the answer reproducible; drawn by the engine when None.
@@ -120,8 +120,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         """
         self._check_integer("n", 1, MAX_N)
         self._check_number("temperature", 0.0, 1e4)
-        if self._check_number("top_p", 0.0, 1.0) == 0.0:
-            raise _refuse("top_p", self.top_p, "keeps no token; use a value in (0, 1]")
+        self._check_number("top_p", 0.0, 1.0)
         self._check_integer("top_k", -1, 1 << 30)
         self._check_number("min_p", 0.0, 1.0)
         if self.seed is not None:

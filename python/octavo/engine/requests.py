@@ -288,8 +288,9 @@ def submit_checked(core: Core, request: CheckedRequest, arrival_us: int) -> None
         max_tokens=request.max_tokens,
         min_tokens=request.min_tokens,
         temperature=request.temperature,
-        top_p=params.top_p,
-        top_k=max(params.top_k, 0),
+        # The core takes no top_p of 0, which leaves one token: so does a top_k of 1.
+        top_p=params.top_p or 1.0,
+        top_k=max(params.top_k, 0) if params.top_p else 1,
         min_p=params.min_p,
         repetition_penalty=params.repetition_penalty,
         presence_penalty=params.presence_penalty,

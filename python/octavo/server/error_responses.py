@@ -33,6 +33,7 @@ __all__ = [
     "ResponseNotFound",
     "ServerStopping",
     "Unauthorized",
+    "UnsupportedMediaType",
     "UriTooLong",
     "describe",
 ]
@@ -42,6 +43,10 @@ logger = logging.getLogger("octavo.server")
 
 class BodyTooLarge(InvalidRequest):
     """The request's body is longer than the limit."""
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body's content type is not JSON."""
 
 
 class MalformedRequest(InvalidRequest):
@@ -137,6 +142,7 @@ _TABLE: tuple[tuple[type[BaseException], int, str, str | None, dict[str, str]], 
     (ModelNotServed, 404, "invalid_request_error", "model_not_found", {}),
     (ResponseNotFound, 404, "invalid_request_error", "response_not_found", {}),
     (BodyTooLarge, 413, "invalid_request_error", "body_too_large", {}),
+    (UnsupportedMediaType, 415, "invalid_request_error", "unsupported_media_type", {}),
     (MalformedRequest, 400, "invalid_request_error", "malformed_request", _CLOSE),
     (RequestTimeout, 408, "invalid_request_error", "request_timeout", _CLOSE),
     (UriTooLong, 414, "invalid_request_error", "uri_too_long", _CLOSE),

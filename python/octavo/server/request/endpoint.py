@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
 from octavo.server.access.identity import Identity, cache_salt, identity_of
-from octavo.server.error_responses import QueueFull, ServerStopping
+from octavo.server.error_responses import QueueFull, ServerStopping, UnsupportedMediaType
 from octavo.server.observability.request_context import RequestContext, context_of
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.queueing.admission import Admission
@@ -249,11 +250,12 @@ class Exchange:
     async def _body(self, scope: Scope, receive: Receive, held: BodyShare) -> bytes:
         kind = header(scope, b"content-type")
         body = await read_body(scope, receive, self._state.settings.max_body_bytes, held.take)
+        body = body.removeprefix(codecs.BOM_UTF8)
         if self._any_content_type and header(scope, b"origin") is None:
             await self._check(body)
             return body
         if kind is not None and kind.split(";")[0].strip().lower() not in ("application/json", ""):
-            raise InvalidRequest(f"Content-Type: {kind[:60]!r} is not supported; send application/json")
+            raise UnsupportedMediaType(f"Content-Type: {kind[:60]!r} is not supported; send application/json")
         await self._check(body)
         return body
 

@@ -20,9 +20,10 @@ class ChunkWriter:
         kind: the chunks' `object`.
         model: served name.
         fingerprint: `system_fingerprint`, as in whole answers.
+        null_usage: chunks without usage say `"usage": null`, as OpenAI's do where the last chunk brings it.
     """
 
-    def __init__(self, answer_id: str, kind: str, model: str, fingerprint: str) -> None:
+    def __init__(self, answer_id: str, kind: str, model: str, fingerprint: str, *, null_usage: bool = False) -> None:
         shared = _encode(
             {
                 "id": answer_id,
@@ -33,6 +34,7 @@ class ChunkWriter:
             }
         )
         self._head = b"data: " + shared[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if null_usage else b"]}\n\n"
 
     def chunk(
         self,
@@ -42,25 +44,25 @@ class ChunkWriter:
     ) -> bytes:
         """Any chunk; what is None is left out."""
         inner = b",".join(_encode(choice) for choice in choices)
-        tail = b"]"
-        if usage is not None:
-            tail += b',"usage":' + _encode(usage)
+        tail = self._tail if usage is None else b'],"usage":%b}\n\n' % _encode(usage)
         if prompt_token_ids is not None:
-            tail += b',"prompt_token_ids":' + _encode(prompt_token_ids)
-        return self._head + inner + tail + b"}\n\n"
+            tail = tail[:-3] + b',"prompt_token_ids":%b}\n\n' % _encode(prompt_token_ids)
+        return self._head + inner + tail
 
     def chat_text(self, choice: int, text: str) -> bytes:
         """A chunk of a chat that adds text and nothing else."""
-        return b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]}\n\n' % (
+        return b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
             self._head,
             choice,
             _encode(text),
+            self._tail,
         )
 
     def completion_text(self, choice: int, text: str) -> bytes:
         """A chunk of a completion that adds text and nothing else."""
-        return b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n' % (
+        return b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}%b' % (
             self._head,
             choice,
             _encode(text),
+            self._tail,
         )

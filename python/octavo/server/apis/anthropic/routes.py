@@ -126,7 +126,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stream: bool | None = None
     stop_sequences: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=MAX_STOPS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
     metadata: dict[str, Any] | None = None
     output_config: OutputConfig | None = None

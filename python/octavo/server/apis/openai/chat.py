@@ -116,7 +116,9 @@ async def _stream(
     echo: str,
 ) -> None:
     reply = call.reply
-    writer = ChunkWriter(answer_id, "chat.completion.chunk", served.name, served.version)
+    writer = ChunkWriter(
+        answer_id, "chat.completion.chunk", served.name, served.version, null_usage=request.include_usage
+    )
     plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
 
     def usage_now() -> dict[str, Any]:

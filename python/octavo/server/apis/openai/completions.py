@@ -118,7 +118,13 @@ async def _logprobs(served: ModelHandle, request: CompletionRequest, count: int)
     if request.logprobs is None:
         return []
     token_bytes, as_ids = await served.token_bytes("logprobs"), bool(request.return_tokens_as_token_ids)
-    return [CompletionLogprobs(token_bytes, as_ids) for _ in range(count)]
+    flags = served.tokenizer("logprobs").vocabulary.flags
+    skips = request.skip_special_tokens is not False
+
+    def is_hidden(token_id: int) -> bool:
+        return skips and token_id < len(flags) and bool(flags[token_id] & 1)
+
+    return [CompletionLogprobs(token_bytes, as_ids, is_hidden) for _ in range(count)]
 
 
 def _choice(
@@ -153,7 +159,7 @@ async def _stream(
     to_logprobs: list[CompletionLogprobs],
 ) -> None:
     reply = call.reply
-    writer = ChunkWriter(answer_id, "text_completion", served.name, served.version)
+    writer = ChunkWriter(answer_id, "text_completion", served.name, served.version, null_usage=request.include_usage)
     plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
     count = len(prompts) * params.n
     pending = [echoes[index // params.n] for index in range(count)]

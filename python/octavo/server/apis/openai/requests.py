@@ -33,6 +33,8 @@ __all__ = [
     "unsupported",
 ]
 
+_FLOAT_FOR_INT = "got `float`"
+_EXACT_FLOAT = float(1 << 53)
 MAX_ANSWERS = 1024  # of one request, prompts times n
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -91,7 +93,7 @@ class SamplingFields(RequestBody, kw_only=True):
     max_completion_tokens: _Count | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
@@ -405,7 +407,7 @@ def decode(kind: type[Body], body: bytes) -> Body:
         InvalidRequest: not JSON, not an object, a field of the wrong type or value; `field` names it.
     """
     try:
-        request = msgspec.json.decode(body, type=kind)
+        request = _decode(kind, body)
     except msgspec.ValidationError as error:
         raise _wrong_type(error, body) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -414,6 +416,27 @@ def decode(kind: type[Body], body: bytes) -> Body:
         raise InvalidRequest("The body is nested too deeply") from None
     request.check()
     return request
+
+
+def _decode(kind: type[Body], body: bytes) -> Body:
+    """Decode a body; a whole number written as a float (`5.0`) is an integer, as in JavaScript."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        if _FLOAT_FOR_INT not in str(error):
+            raise
+    return msgspec.convert(_with_integers(msgspec.json.decode(body)), kind)
+
+
+def _with_integers(value: Any) -> Any:
+    """The value with every float that is a whole number as an integer; float fields take those too."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
+        return int(value)
+    if isinstance(value, list):
+        return [_with_integers(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _with_integers(item) for key, item in value.items()}
+    return value
 
 
 def convert(kind: type[Body], fields: Mapping[str, Any]) -> Body:

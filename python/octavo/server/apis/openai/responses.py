@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -97,26 +98,43 @@ class ChatLogprobs(_Logprobs):
 
 
 class CompletionLogprobs(_Logprobs):
-    """Log probabilities as completions give them: parallel lists; offsets count the characters of the tokens so far.
+    r"""Log probabilities as completions give them: parallel lists. Offsets index the text of the completion.
+
+    A token that is not UTF-8 by itself is written `bytes:\xNN...`, as OpenAI's completions write it.
 
     Args:
-        start: characters before the first token (the prompt's, when it is echoed).
+        token_bytes: a token's bytes.
+        as_ids: write tokens as `token_id:N`.
+        is_hidden: whether a token is left out of the text.
+        start: characters of the text before the first token.
     """
 
-    def __init__(self, token_bytes: TokenBytes, as_ids: bool, start: int = 0) -> None:
+    def __init__(self, token_bytes: TokenBytes, as_ids: bool, is_hidden: Callable[[int], bool], start: int = 0) -> None:
         super().__init__(token_bytes, as_ids)
+        self._is_hidden = is_hidden
         self._offset = start
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __call__(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """`{text_offset, token_logprobs, tokens, top_logprobs}`; each top holds the chosen token too."""
         offsets, logprobs, tokens, tops = [], [], [], []
         for entry in entries:
-            text, _ = self._token(entry.token_id)
+            token_id, logprob = entry.token_id, _clamp(entry.logprob)
             offsets.append(self._offset)
-            self._offset += len(text)
-            tokens.append(text)
-            logprobs.append(_clamp(entry.logprob))
-            top = {self._token(token_id)[0]: _clamp(logprob) for token_id, logprob in entry.top}
-            top.setdefault(text, _clamp(entry.logprob))
-            tops.append(top)
+            if not self._is_hidden(token_id):
+                self._offset += len(self._decoder.decode(self._token_bytes(token_id)))
+            tokens.append(self._name(token_id))
+            logprobs.append(logprob)
+            top: dict[str, float] = {}
+            # The chosen token keeps its name; of others that are written alike, the later ones are given by id.
+            for other, value in [(token_id, logprob), *(pair for pair in entry.top if pair[0] != token_id)]:
+                name = self._name(other)
+                top[f"token_id:{other}" if name in top else name] = _clamp(value)
+            tops.append(dict(sorted(top.items(), key=lambda item: -item[1])))
         return {"text_offset": offsets, "token_logprobs": logprobs, "tokens": tokens, "top_logprobs": tops}
+
+    def _name(self, token_id: int) -> str:
+        text, raw = self._token(token_id)
+        if self._as_ids or raw.decode("utf-8", "ignore").encode() == raw:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
