@@ -25,7 +25,7 @@ def test_defaults_are_vllms() -> None:
     [
         ("n", [0, -1, 129, 1.5, True, "1", None]),
         ("temperature", [-0.1, math.nan, math.inf, -math.inf, "1", None, True]),
-        ("top_p", [0, -0.1, 1.1, math.nan]),
+        ("top_p", [-0.1, 1.1, math.nan]),
         ("top_k", [-2, 1.5, True]),
         ("min_p", [-0.1, 1.1, math.nan]),
         ("seed", [1 << 63, -(1 << 63) - 1, 0.5, True]),

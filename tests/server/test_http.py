@@ -62,7 +62,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
         (b'{"x": ' + b"[" * 100_000, None),
         (CHAT | {"temperature": "hot"}, "temperature"),
         (CHAT | {"temperature": -0.5}, "temperature"),
-        (CHAT | {"top_p": 0}, "top_p"),
+        (CHAT | {"top_p": -0.1}, "top_p"),
         (CHAT | {"max_tokens": -1}, "max_tokens"),
         (CHAT | {"max_tokens": 10**30}, "max_tokens"),
         (CHAT | {"max_completion_tokens": 257}, "max_completion_tokens"),
@@ -225,7 +225,7 @@ def test_wrong_routes_and_methods(server: Running) -> None:
 
 def test_wrong_content_type(server: Running) -> None:
     status, body = request(server, "POST", "/v1/completions", b"prompt=Hi", "Content-Type: text/plain\r\n")
-    assert status == 400
+    assert status == 415
     assert "application/json" in json.loads(body)["error"]["message"]
 
 
