@@ -93,7 +93,7 @@ class DeviceState:
     Attributes:
         turn: int32[1], the arena of the next step.
         plan: int32[length], the plan of the step that runs.
-        block_tables: int32[max_num_seqs, blocks of the longest sequence].
+        block_tables: int32[num_groups * max_num_seqs, blocks of the longest sequence], a cache group after the other.
         params: int32[max_num_seqs, PARAM_LEN], sampling parameters.
         last_token: int32[max_num_seqs].
     """
@@ -107,6 +107,7 @@ class DeviceState:
     @classmethod
     def empty(cls, layout: PlanLayout, max_num_seqs: int, table_stride: int, device: torch.device) -> DeviceState:
         """The state before the first step, whose arena is the second."""
+        num_groups = layout.sizes["slot_mapping"] // layout.sizes["token_ids"]
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -114,7 +115,7 @@ class DeviceState:
         return cls(
             torch.ones(1, dtype=torch.int32, device=device),
             zeros(layout.length),
-            zeros(max_num_seqs, table_stride),
+            zeros(num_groups * max_num_seqs, table_stride),
             zeros(max_num_seqs, PARAM_LEN),
             zeros(max_num_seqs),
         )

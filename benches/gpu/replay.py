@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from octavo.kernels import launch, linear
 from octavo.kernels.linear_tables import SkinnyTile, SlabTile, TiledTile, WideTile
-from octavo.layers.cuda_inputs import has_groups, has_prompts
+from octavo.layers.backends.cuda_inputs import has_groups, has_prompts
 from octavo.runner.kernel_warmup import KernelCompiler
 
 __all__ = ["Products", "Replay", "Tile", "compiled", "nothing", "replaced", "without_overlap"]

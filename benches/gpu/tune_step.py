@@ -41,7 +41,7 @@ from octavo.kernels.linear_tables import (
     wide_tile,
 )
 from octavo.kernels.linear_tiled import tiled_gated, tiled_product
-from octavo.layers.cuda_inputs import has_groups, has_prompts
+from octavo.layers.backends.cuda_inputs import has_groups, has_prompts
 from replay import Products, Replay, Tile, compiled, nothing, replaced, without_overlap
 from step_engine import DEVICE, Engine, settings, synchronize
 

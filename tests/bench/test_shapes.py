@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from octavo.loading.model_config import load_model_config
 from octavo.loading.resolve import resolve_model
-from octavo.models.registry import decoder_spec
+from octavo.models.registry import build_decoder
 
 SHAPES = Path(__file__).parents[2] / "benches" / "shapes"
 
@@ -19,6 +19,6 @@ def test_shapes(name: str, billions: float, positions: int) -> None:
     source = resolve_model(str(SHAPES / name))
     assert (source.kind, source.name) == ("config-only", name)
     config = load_model_config(source)
-    spec = decoder_spec(config)
-    assert round(spec.num_parameters() / 1e9, 3) == billions
+    decoder = build_decoder(config)
+    assert round(decoder.num_parameters / 1e9, 3) == billions
     assert config.max_position_embeddings == positions

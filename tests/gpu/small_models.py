@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from octavo.layers.weights import expected_tensors
 from octavo.loading.model_config import load_model_config
 from octavo.loading.resolve import resolve_model
-from octavo.models.registry import decoder_spec
+from octavo.models.registry import build_decoder
 
 DEVICE = os.environ.get("OCTAVO_TEST_DEVICE", "cuda")
 ON_CPU = DEVICE == "cpu"
@@ -84,11 +83,12 @@ def write_config(name: str, folder: Path) -> Path:
 def write_model(name: str, folder: Path) -> Path:
     """Write a model of `CONFIGS` into a folder; equal names give equal weights on one kind of device."""
     write_config(name, folder)
-    spec = decoder_spec(load_model_config(resolve_model(str(folder))))
+    decoder = build_decoder(load_model_config(resolve_model(str(folder))))
     generator = torch.Generator(DEVICE)
     header: dict[str, Any] = {}
     parts, end = [], 0
-    for tensor, shape in expected_tensors(spec).items():
+    for parameter in decoder.parameters():
+        tensor, shape = parameter.name, parameter.shape
         generator.manual_seed(zlib.crc32(tensor.encode()))
         values = torch.empty(shape, dtype=torch.float32, device=DEVICE)
         if tensor.endswith("norm.weight"):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from octavo.layers.rotary import cos_sin_table, inverse_frequencies
+from octavo.layers.rope import cos_sin_table, inverse_frequencies
 from octavo.loading.model_config import config_from_json
-from octavo.models.llama import rotary
+from octavo.models.common import rotary
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -64,7 +64,7 @@ def make_config(kind: str, **values: Any) -> LlamaConfig:
 def test_frequencies_equal_transformers(name: str, length: int) -> None:
     kind = name.split("-")[0]
     config = make_config(kind, **SCALINGS[name])
-    spec = rotary(config_from_json(config.to_dict(), {}, "config.json"))
+    spec = rotary(config_from_json(config.to_dict(), {}, "config.json")).spec
     expected, expected_scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
     frequencies, scale = inverse_frequencies(spec, length)
     torch.testing.assert_close(torch.from_numpy(frequencies), expected, rtol=1e-6, atol=0)
@@ -72,7 +72,7 @@ def test_frequencies_equal_transformers(name: str, length: int) -> None:
 
 
 def test_default_table_holds_cosines_then_sines() -> None:
-    spec = rotary(config_from_json(make_config("default").to_dict(), {}, "config.json"))
+    spec = rotary(config_from_json(make_config("default").to_dict(), {}, "config.json")).spec
     table = torch.from_numpy(cos_sin_table(spec, 300))
     assert table.shape == (300, 64)
     assert table.dtype == torch.float32
@@ -83,8 +83,8 @@ def test_default_table_holds_cosines_then_sines() -> None:
 
 def test_divisors_are_llama3_scaling_as_gguf_keeps_it() -> None:
     llama3 = SCALINGS["llama3"]
-    scaled = rotary(config_from_json(make_config("llama3", **llama3).to_dict(), {}, "config.json"))
-    plain = rotary(config_from_json(make_config("default").to_dict(), {}, "config.json"))
+    scaled = rotary(config_from_json(make_config("llama3", **llama3).to_dict(), {}, "config.json")).spec
+    plain = rotary(config_from_json(make_config("default").to_dict(), {}, "config.json")).spec
     divisors = inverse_frequencies(plain, 64)[0] / inverse_frequencies(scaled, 64)[0]
     assert divisors[0] == 1.0
     assert divisors[-1] == pytest.approx(32.0)
@@ -97,5 +97,5 @@ def test_unknown_scaling_is_refused() -> None:
     config: Any = SimpleNamespace(
         rope=SimpleNamespace(kind="mrope", parameters={}, theta=1.0, dim=64), max_position_embeddings=64
     )
-    with pytest.raises(UnsupportedModel, match=r"rope_type: 'mrope' is not known; Octavo knows default, linear"):
+    with pytest.raises(UnsupportedModel, match=r"rope_type: 'mrope' is not supported; Octavo supports default, linear"):
         rotary(config)

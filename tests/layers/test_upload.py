@@ -14,12 +14,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from decoders import make_decoder
 from octavo.errors import ModelError, UnsupportedModel
-from octavo.layers import upload
-from octavo.layers.dummy import DummyWeights
-from octavo.layers.spec import DecoderSpec, RotarySpec
-from octavo.layers.upload import stacked_weight
-from octavo.layers.weights import to_float32
+from octavo.layers.backends import cuda_upload
+from octavo.layers.backends.cuda_upload import stacked_weight
+from octavo.layers.dummy_weights import DummyWeights
+from octavo.layers.parameter import to_float32
 from octavo.loading.checkpoint import open_folder
 from octavo.loading.gguf import GgufWeights
 from safetensors.torch import save_file
@@ -31,7 +31,7 @@ NAMES = ["model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weig
 
 @pytest.fixture(autouse=True, params=[1 << 10, 8 << 20], ids=["many-chunks", "one-chunk"])
 def chunk_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(upload, "_CHUNK_BYTES", request.param)
+    monkeypatch.setattr(cuda_upload, "_CHUNK_BYTES", request.param)
     return int(request.param)
 
 
@@ -71,7 +71,7 @@ def test_gguf(tmp_path: Path, kind: str, dtype: torch.dtype, device: str) -> Non
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    weights = GgufWeights(tmp_path / "model.gguf")
+    weights = GgufWeights(tmp_path / "model.gguf", make_decoder("Qwen3ForCausalLM").parameters())
     out = stacked_weight(weights, NAMES, dtype, torch.device(device))
     assert torch.equal(out.cpu(), numpy_stack(weights, NAMES, dtype))
 
@@ -125,7 +125,7 @@ def test_bytes_that_are_not_the_tensor(device: str) -> None:
 def test_after_an_error_nothing_runs_and_the_next_upload_works(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = Held({"good": draw(300, 64), "bad": draw(300, 64)}, {"bad": "F8_E4M3"})
     running = threading.Semaphore(0)
-    chunk: Callable[..., None] = upload._Ring._chunk
+    chunk: Callable[..., None] = cuda_upload._Ring._chunk
 
     def counted(*arguments: Any) -> None:
         running.release()
@@ -134,7 +134,7 @@ def test_after_an_error_nothing_runs_and_the_next_upload_works(device: str, monk
         finally:
             running.acquire()
 
-    monkeypatch.setattr(upload._Ring, "_chunk", counted)
+    monkeypatch.setattr(cuda_upload._Ring, "_chunk", counted)
     with pytest.raises(UnsupportedModel, match="F8_E4M3"):
         stacked_weight(weights, ["good", "bad"], torch.float32, torch.device(device))
     assert not running.acquire(blocking=False)
@@ -149,37 +149,23 @@ def test_staging_memory_and_threads_go_with_the_weights(device: str) -> None:
         return sum(thread.name.startswith("octavo-upload") for thread in threading.enumerate())
 
     gc.collect()
-    before, rings = threads(), len(upload._RINGS)
+    before, rings = threads(), len(cuda_upload._RINGS)
     weights = Held({"a": draw(64, 64)})
     stacked_weight(weights, ["a"], torch.float32, torch.device(device))
     assert threads() > before
-    assert weights in upload._RINGS
+    assert weights in cuda_upload._RINGS
     del weights
     gc.collect()
     assert threads() == before
-    assert len(upload._RINGS) == rings
+    assert len(cuda_upload._RINGS) == rings
 
 
-SPEC = DecoderSpec(
-    architecture="LlamaForCausalLM",
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=48,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    norm_eps=1e-5,
-    rotary=RotarySpec(dim=16, max_position=128),
-    windows=(0,),
-    attention_scale=16**-0.5,
-    qkv_bias=True,
-)
+PARAMETERS = list(make_decoder("Qwen2ForCausalLM", hidden_size=64, num_hidden_layers=1).parameters())
 
 
 @pytest.mark.parametrize("seed", [0, -3, (1 << 63) - 1])
 def test_dummy_weights_on_the_host_are_numpys(seed: int) -> None:
-    weights = DummyWeights(SPEC, seed)
+    weights = DummyWeights(PARAMETERS, seed)
     out = stacked_weight(weights, NAMES, torch.bfloat16, torch.device("cpu"))
     assert torch.equal(out, numpy_stack(weights, NAMES, torch.bfloat16))
 
@@ -188,7 +174,7 @@ def test_dummy_weights_on_the_host_are_numpys(seed: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dummy_weights_are_drawn_where_they_lie(dtype: torch.dtype, device: str) -> None:
     def tensor(seed: int, name: str) -> torch.Tensor:
-        weights = DummyWeights(SPEC, seed)
+        weights = DummyWeights(PARAMETERS, seed)
         out = torch.empty(weights.describe(name)[1], dtype=dtype, device=device)
         weights.draw(name, out)
         return out.float().cpu()
@@ -205,7 +191,7 @@ def test_dummy_weights_are_drawn_where_they_lie(dtype: torch.dtype, device: str)
 
 @pytest.mark.gpu
 def test_dummy_weights_of_a_gpu_are_drawn_there() -> None:
-    weights, device = DummyWeights(SPEC, 7), torch.device("cuda")
+    weights, device = DummyWeights(PARAMETERS, 7), torch.device("cuda")
     out = stacked_weight(weights, NAMES, torch.bfloat16, device)
     expected = torch.empty_like(out)
     for name, target in zip(NAMES, expected.chunk(2), strict=True):

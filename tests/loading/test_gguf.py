@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,16 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from decoders import make_decoder
 from gguf import GGMLQuantizationType as Kind
 from octavo.errors import CorruptFile, ModelError, ModelNotFound, UnsupportedModel
-from octavo.loading.gguf import hugging_face_name
+from octavo.layers.parameter import Parameter
+from octavo.layers.rope import cos_sin_table
 from octavo.loading.model_config import load_model_config
 from octavo.loading.resolve import ModelSource, resolve_model
 from octavo.loading.weights import open_weights
+from octavo.models.common import rotary
+from octavo.models.registry import build_decoder
 
 HIDDEN, HEADS, KV_HEADS, INNER, VOCAB = 256, 8, 4, 512, 320
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
@@ -37,6 +42,27 @@ def raw(rng: np.random.Generator, shape: tuple[int, int], kind: str) -> np.ndarr
     return blocks.reshape(shape[0], -1)
 
 
+def parameters(arch: str, *, tied: bool, biases: bool) -> dict[str, Parameter]:
+    """What the model of a file calls its tensors, by their GGUF names."""
+    names = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS}
+    decoder = make_decoder(
+        names.get(arch, "LlamaForCausalLM"),
+        model_type=arch,
+        tie_word_embeddings=tied,
+        attention_bias=biases,
+        num_hidden_layers=1,
+        hidden_size=HIDDEN,
+        **heads,
+    )
+    return {parameter.gguf_name: parameter for parameter in decoder.parameters()}
+
+
+def tensors_of(source: ModelSource) -> list[Parameter]:
+    """The parameters of the model that a file describes."""
+    return list(build_decoder(load_model_config(source)).parameters())
+
+
 def write(
     path: Path,
     kind: str = "F32",
@@ -49,6 +75,7 @@ def write(
 ) -> dict[str, np.ndarray]:
     """A one-layer model; returns the tensors in Hugging Face's order, as gguf-py dequantizes them."""
     rng = np.random.default_rng(7)
+    names = parameters(arch, tied=tied, biases=biases)
     writer = gguf.GGUFWriter(path, arch)
     values = {
         "block_count": 1,
@@ -91,14 +118,14 @@ def write(
     heads = {"blk.0.attn_q": HEADS, "blk.0.attn_k": KV_HEADS} if arch == "llama" else {}
     for name, shape in matrices.items():
         blocks = raw(rng, shape, kind)
-        expected[hugging_face_name(f"{name}.weight")] = gguf.quants.dequantize(blocks, Kind[kind]).reshape(shape)
+        expected[names[f"{name}.weight"].name] = gguf.quants.dequantize(blocks, Kind[kind]).reshape(shape)
         if name in heads:
             blocks = permuted(blocks, heads[name])
         writer.add_tensor(f"{name}.weight", blocks, raw_dtype=Kind[kind])
     if biases:
         for name, rows in (("attn_q", HIDDEN), ("attn_k", kv_size), ("attn_v", kv_size)):
             bias = rng.standard_normal(rows).astype(np.float32)
-            expected[hugging_face_name(f"blk.0.{name}.bias")] = bias
+            expected[names[f"blk.0.{name}.bias"].name] = bias
             full = f"blk.0.{name}"
             writer.add_tensor(f"{full}.bias", permuted(bias, heads[full]) if full in heads else bias)
     if factors:
@@ -107,7 +134,7 @@ def write(
         writer.add_tensor("rope_freqs.weight", values)
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
         norm = rng.standard_normal(HIDDEN).astype(np.float32)
-        expected[hugging_face_name(f"{name}.weight")] = norm
+        expected[names[f"{name}.weight"].name] = norm
         writer.add_tensor(f"{name}.weight", norm)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -116,26 +143,11 @@ def write(
     return expected
 
 
-def test_names():
-    pairs = {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-        "output.weight": "lm_head.weight",
-        "blk.0.attn_norm.weight": "model.layers.0.input_layernorm.weight",
-        "blk.31.attn_q.bias": "model.layers.31.self_attn.q_proj.bias",
-        "blk.2.attn_q_norm.weight": "model.layers.2.self_attn.q_norm.weight",
-        "blk.2.ffn_norm.weight": "model.layers.2.post_attention_layernorm.weight",
-        "blk.2.ffn_down.weight": "model.layers.2.mlp.down_proj.weight",
-        "rope_freqs.weight": "rope_freqs.weight",
-        "blk.2.ffn_gate_exps.weight": "blk.2.ffn_gate_exps.weight",
-    }
-    assert {name: hugging_face_name(name) for name in pairs} == pairs
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tensor_type(tmp_path, kind):
     expected = write(tmp_path / "m.gguf", kind, tied=False)
-    weights = open_weights(resolve_model(str(tmp_path / "m.gguf")))
+    source = resolve_model(str(tmp_path / "m.gguf"))
+    weights = open_weights(source, tensors_of(source))
     assert sorted(weights.names()) == sorted(expected)
     weights.prefetch()
     for name, values in expected.items():
@@ -151,7 +163,7 @@ def test_every_tensor_type(tmp_path, kind):
 def test_rows_of_biases_are_put_back_too(tmp_path):
     expected = write(tmp_path / "m.gguf", biases=True)
     source = resolve_model(str(tmp_path / "m.gguf"))
-    weights = open_weights(source)
+    weights = open_weights(source, tensors_of(source))
     for name, values in expected.items():
         assert np.array_equal(weights.to_torch(name).numpy(), values), name
     assert load_model_config(source).attention_bias
@@ -161,7 +173,7 @@ def test_rows_of_biases_are_put_back_too(tmp_path):
 def test_architectures_whose_rows_stay(tmp_path, arch):
     expected = write(tmp_path / "m.gguf", arch=arch)
     source = resolve_model(str(tmp_path / "m.gguf"))
-    weights = open_weights(source)
+    weights = open_weights(source, tensors_of(source))
     for name, values in expected.items():
         assert np.array_equal(weights.to_torch(name).numpy(), values), name
     assert load_model_config(source).architecture == {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[arch]
@@ -172,15 +184,16 @@ def test_demo_weights_equal_what_transformers_makes_of_them(demo):
     from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
     transformers = LlamaTensorProcessor({"num_attention_heads": 9, "num_key_value_heads": 3})
-    weights = open_weights(demo)
+    names = {parameter.gguf_name: parameter.name for parameter in tensors_of(demo)}
+    weights = open_weights(demo, tensors_of(demo))
     tensors = gguf.GGUFReader(demo.path).tensors
-    assert sorted(weights.names()) == sorted(hugging_face_name(tensor.name) for tensor in tensors)
+    assert sorted(names) == sorted(tensor.name for tensor in tensors)
     for tensor in tensors:
         if not tensor.name.startswith(("blk.0.", "blk.17.", "blk.29.", "output", "token")):
             continue
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         expected = torch.from_numpy(transformers.process(values, tensor.name).weights.copy())
-        assert torch.equal(weights.to_torch(hugging_face_name(tensor.name), torch.float32), expected), tensor.name
+        assert torch.equal(weights.to_torch(names[tensor.name], torch.float32), expected), tensor.name
 
 
 @pytest.mark.demo
@@ -234,8 +247,61 @@ def test_scaled_positions(tmp_path):
     assert config.rope.parameters == {
         "factor": 4.0,
         "original_max_position_embeddings": 128,
-        "attention_factor": 1.25,
+        "attention_multiplier": 1.25,
+        "extrapolation": 1.0,
     }
+
+
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"attn_factor": 1.0},
+        {"attn_factor": 1.25},
+        {"yarn_ext_factor": 0.0, "yarn_attn_factor": 1.5, "attn_factor": 1.25},
+        {"yarn_ext_factor": 0.5},
+        {"yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0},
+        {"yarn_log_multiplier": 0.5},
+    ],
+    ids=str,
+)
+def test_yarn_is_what_llama_cpp_computes(tmp_path, keys):
+    config = config_of(tmp_path / "m.gguf", **YARN, **{f"rope.scaling.{key}": value for key, value in keys.items()})
+    table = cos_sin_table(rotary(config).spec, 300)
+    np.testing.assert_allclose(table, llama_cpp_yarn(keys, positions=300), rtol=0, atol=2e-5)
+
+
+def llama_cpp_yarn(keys: dict[str, float], positions: int) -> np.ndarray:
+    """ggml's rope_yarn and the factors that llama.cpp gives it, in float64 (ggml-cpu/ops.cpp, llama-context.cpp)."""
+    dim, base, factor, original = HIDDEN // HEADS, 5e5, 4.0, 128
+    ext, scale = keys.get("yarn_ext_factor", 1.0), 1 / factor
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * np.log(factor) + 1.0
+
+    attn = keys.get("yarn_attn_factor", 1.0)
+    if ext != 0:
+        attn = magnitude(1.0)
+        if "yarn_log_multiplier" in keys:
+            attn = magnitude(1.0) / magnitude(keys["yarn_log_multiplier"])
+        attn /= 1 + 0.1 * np.log(factor)
+    attn *= keys.get("attn_factor", 1.0)
+
+    def correction(turns: float) -> float:
+        return dim * np.log(original / (turns * 2 * np.pi)) / (2 * np.log(base))
+
+    low = max(0.0, np.floor(correction(keys.get("yarn_beta_fast", 32.0))))
+    high = min(dim - 1.0, np.ceil(correction(keys.get("yarn_beta_slow", 1.0))))
+    pairs = np.arange(dim // 2)
+    ramp = (1 - np.clip((pairs - low) / max(0.001, high - low), 0, 1)) * ext
+    extrapolated = np.outer(np.arange(positions), base ** (-2.0 * pairs / dim))
+    theta = extrapolated * scale * (1 - ramp) + extrapolated * ramp
+    if ext != 0:
+        attn *= 1 + 0.1 * np.log(1 / scale)
+    return np.concatenate([np.cos(theta), np.sin(theta)], axis=1) * attn
 
 
 def test_frequency_factors(tmp_path):
@@ -310,8 +376,10 @@ def test_contradictory_files(tmp_path, changes, message):
 
 
 def test_rows_that_heads_cannot_share(tmp_path):
-    write(tmp_path / "m.gguf", **{"attention.head_count": 24, "attention.head_count_kv": 24})
-    weights = open_weights(resolve_model(str(tmp_path / "m.gguf")))
+    write(tmp_path / "m.gguf")
+    tensors = parameters("llama", tied=True, biases=False).values()
+    uneven = [dataclasses.replace(tensor, gguf_heads=24) for tensor in tensors]
+    weights = open_weights(resolve_model(str(tmp_path / "m.gguf")), uneven)
     with pytest.raises(CorruptFile, match="which 24 heads cannot share"):
         weights.get("model.layers.0.self_attn.q_proj.weight")
 

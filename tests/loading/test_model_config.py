@@ -149,7 +149,7 @@ def test_values_that_cannot_be(load, changes, message):
         ({"architectures": []}, "`architectures` names no model class"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized .gptq."),
         ({"quantization_config": {}, "compression_config": {"format": "x"}}, "`compression_config`"),
-        ({"rope_parameters": {"full": {"rope_type": "default"}}}, "differs by layer type"),
+        ({"rope_parameters": {"full": {"rope_type": "default"}}}, "has the layer types full; Octavo supports"),
         ({"partial_rotary_factor": 0.01}, "1 rotated elements"),
     ],
 )

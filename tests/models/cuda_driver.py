@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from decoder_driver import MAX_TOKENS, TABLE_STRIDE, DecoderDriver
 from octavo.kernels.attention_work import AttentionWork, plan_attention
-from octavo.layers.cuda import CudaOperations
-from octavo.layers.cuda_inputs import CudaStepInputs, StepKind, has_groups, has_prompts
-from octavo.layers.operations import IntArray
-from octavo.layers.spec import DecoderSpec
-from octavo.layers.weights import Weights
+from octavo.layers.backend import IntArray
+from octavo.layers.backends.cuda import CudaBackend, attention_shape
+from octavo.layers.backends.cuda_inputs import CudaStepInputs, StepKind, has_groups, has_prompts
+from octavo.layers.decoder import Decoder
+from octavo.layers.parameter import Weights
 
 PADDING = 3
 
@@ -24,7 +24,7 @@ class CudaDriver(DecoderDriver):
 
     def __init__(
         self,
-        spec: DecoderSpec,
+        decoder: Decoder,
         weights: Weights,
         device: torch.device,
         *,
@@ -35,16 +35,16 @@ class CudaDriver(DecoderDriver):
         self.device = device
         self.kv_cache_dtype = kv_cache_dtype
         self.shared_blocks = 0
-        super().__init__(spec, weights, backend="cuda", dtype=dtype, block_size=block_size)
-        shape = self.operations.attention_shape
+        super().__init__(decoder, weights, backend="cuda", dtype=dtype, block_size=block_size)
         slots = len(self.lengths)
-        self.works = {
-            window: AttentionWork(slots, TABLE_STRIDE * block_size, MAX_TOKENS, shape, window, device)
-            for window in set(spec.windows)
-        }
+        self.works = {}
+        for spec in {block.attention.spec for block in decoder.blocks}:
+            shape = attention_shape(spec, block_size, kv_fp8=kv_cache_dtype != "auto")
+            length = TABLE_STRIDE * block_size
+            self.works[spec.window] = AttentionWork(slots, length, MAX_TOKENS, shape, spec.window, device)
 
-    def _make_operations(self, spec: DecoderSpec, backend: str, dtype: torch.dtype, block_size: int) -> CudaOperations:
-        return CudaOperations(spec, dtype, block_size, self.device, self.kv_cache_dtype)
+    def _make_backend(self, backend: str, dtype: torch.dtype, block_size: int) -> CudaBackend:
+        return CudaBackend(dtype, block_size, self.device, self.kv_cache_dtype)
 
     def _place(self, values: IntArray, size: int = 0, padding: int = 0) -> torch.Tensor:
         padded = np.full(max(size, len(values)), padding, dtype=np.int32)
@@ -64,14 +64,15 @@ class CudaDriver(DecoderDriver):
         counts = np.zeros(16, dtype=np.int32)
         counts[:4] = num_tokens, num_rows, num_decode_rows, num_tokens
         counts[8] = int(grouped)
+        slot_mappings, block_tables = self.groups(plan)
         inputs = CudaStepInputs(
             token_ids=self._place(plan["token_ids"], tokens),
             positions=self._place(plan["positions"], tokens),
-            slot_mappings=[self._place(plan["slot_mapping"], tokens, -1)],
+            slot_mappings=[self._place(slots, tokens, -1) for slots in slot_mappings],
             rows=self._place(plan["rows"], rows, 1 << 30),
             seq_lens=self._place(plan["seq_lens"], rows, 1 << 30),
             query_start=self._place(plan["query_start"], rows + 1, 1 << 30),
-            block_tables=[torch.from_numpy(self.block_tables).to(self.device)],
+            block_tables=[torch.from_numpy(tables).to(self.device) for tables in block_tables],
             table_stride=TABLE_STRIDE,
             num_tokens=tokens,
             num_rows=rows,

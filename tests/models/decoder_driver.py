@@ -6,13 +6,11 @@ import random
 
 import numpy as np
 import torch
-from octavo.layers.cpu import CpuOperations
+from octavo.layers.backend import Backend, IntArray, StepInputs
+from octavo.layers.backends.cpu import CpuBackend
 from octavo.layers.decoder import Decoder
-from octavo.layers.load import load_weights
-from octavo.layers.operations import IntArray, Operations, StepInputs
-from octavo.layers.reference import ReferenceOperations
-from octavo.layers.spec import DecoderSpec
-from octavo.layers.weights import Weights
+from octavo.layers.parameter import Weights
+from reference_backend import ReferenceBackend
 
 MAX_TOKENS = 256
 NUM_BLOCKS = 80
@@ -24,7 +22,7 @@ class DecoderDriver:
 
     def __init__(
         self,
-        spec: DecoderSpec,
+        decoder: Decoder,
         weights: Weights,
         *,
         backend: str = "cpu",
@@ -33,10 +31,13 @@ class DecoderDriver:
         num_positions: int = 512,
         num_slots: int = 8,
     ) -> None:
-        self.operations = self._make_operations(spec, backend, dtype, block_size)
-        loaded = load_weights(spec, weights, self.operations, num_positions=num_positions)
-        self.decoder = Decoder(spec, loaded, self.operations, max_tokens=MAX_TOKENS, head_rows=MAX_TOKENS)
-        self.cache = self.operations.kv_cache(NUM_BLOCKS, block_size)
+        self.backend = self._make_backend(backend, dtype, block_size)
+        self.decoder = decoder
+        decoder.load(weights, self.backend, num_positions=num_positions)
+        decoder.bind(MAX_TOKENS, MAX_TOKENS)
+        # Blocks of a cache group follow those of the one before, so that one table serves all.
+        self.num_groups = len(decoder.cache_layout.windows)
+        self.cache = self.backend.kv_cache(decoder.cache_layout, NUM_BLOCKS * self.num_groups, block_size)
         self.block_size = block_size
         self.block_tables = np.zeros((num_slots, TABLE_STRIDE), dtype=np.int32)
         self.lengths = [0] * num_slots
@@ -44,10 +45,10 @@ class DecoderDriver:
         self._free = list(range(1, NUM_BLOCKS))
         random.Random(7).shuffle(self._free)
 
-    def _make_operations(self, spec: DecoderSpec, backend: str, dtype: torch.dtype, block_size: int) -> Operations:
+    def _make_backend(self, backend: str, dtype: torch.dtype, block_size: int) -> Backend:
         if backend == "cpu":
-            return CpuOperations(spec, str(dtype).removeprefix("torch."), block_size)
-        return ReferenceOperations(spec, dtype)
+            return CpuBackend(str(dtype).removeprefix("torch."), block_size)
+        return ReferenceBackend(dtype)
 
     def share(self, source: int, target: int, num_blocks: int) -> None:
         """Give a fresh slot the first full blocks of another, as a prefix hit does."""
@@ -97,10 +98,12 @@ class DecoderDriver:
     def _logits(self, plan: dict[str, IntArray], num_decode_rows: int) -> torch.Tensor:
         """Logits of every token of a plan."""
         num_tokens = len(plan["token_ids"])
+        slot_mappings, block_tables = self.groups(plan)
+        buffers = {name: self.backend.buffer(array) for name, array in plan.items() if name != "slot_mapping"}
         inputs = StepInputs(
-            **{name: self.operations.buffer(array) for name, array in plan.items() if name != "slot_mapping"},
-            slot_mappings=[self.operations.buffer(plan["slot_mapping"])],
-            block_tables=[self.operations.buffer(self.block_tables)],
+            slot_mappings=[self.backend.buffer(slots) for slots in slot_mappings],
+            **buffers,
+            block_tables=[self.backend.buffer(tables) for tables in block_tables],
             table_stride=TABLE_STRIDE,
             num_tokens=num_tokens,
             num_rows=len(plan["rows"]),
@@ -109,6 +112,12 @@ class DecoderDriver:
         self.decoder.forward(inputs, self.cache)
         logits = self.decoder.compute_logits(np.arange(num_tokens, dtype=np.int32))
         return torch.as_tensor(logits).clone()
+
+    def groups(self, plan: dict[str, IntArray]) -> tuple[list[IntArray], list[IntArray]]:
+        """Slot mapping and block tables of each cache group."""
+        firsts = [np.int32(group * NUM_BLOCKS) for group in range(self.num_groups)]
+        slots = [plan["slot_mapping"] + first * np.int32(self.block_size) for first in firsts]
+        return slots, [self.block_tables + first for first in firsts]
 
     def alone(self, slot: int, tokens: list[int]) -> torch.Tensor:
         """A whole prompt in one step of its own; float32 [tokens, vocab_size]."""

@@ -15,13 +15,13 @@ from tiny_models import TinyModel, random_tokens
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered in reduce:RuntimeWarning")
 
 
-@pytest.mark.parametrize("case", ["qwen3", "mistral-window"])
+@pytest.mark.parametrize("case", ["qwen3", "mistral-window", "gemma2", "gemma3"])
 def test_chunks_decodes_and_prefix_hits_equal_transformers(
     case: str, device: torch.device, tiny_model: Callable[[str], TinyModel]
 ) -> None:
     model = tiny_model(case)
     sequences = three_sequences()
-    logits = mixed_run(CudaDriver(model.spec, model.weights, device), *sequences)
+    logits = mixed_run(CudaDriver(model.decoder(), model.weights, device), *sequences)
     assert_close(logits[0], model.expected(sequences[0]))
     assert_close(logits[1], model.expected(sequences[1]))
     assert_close(logits[2], model.expected(sequences[2])[32:])
@@ -31,14 +31,14 @@ def test_chunks_decodes_and_prefix_hits_equal_transformers(
 def test_prompts_equal_transformers(case: str, device: torch.device, tiny_model: Callable[[str], TinyModel]) -> None:
     model = tiny_model(case)
     tokens = random_tokens(20, seed=5)
-    assert_close(CudaDriver(model.spec, model.weights, device).alone(0, tokens), model.expected(tokens))
+    assert_close(CudaDriver(model.decoder(), model.weights, device).alone(0, tokens), model.expected(tokens))
 
 
 def test_groups_of_a_long_shared_prefix(device: torch.device, tiny_model: Callable[[str], TinyModel]) -> None:
     model = tiny_model("qwen3")
     tokens = random_tokens(281, seed=6)
-    filled = DecoderDriver(model.spec, model.weights, backend="reference")
-    driver = CudaDriver(model.spec, model.weights, device)
+    filled = DecoderDriver(model.decoder(), model.weights, backend="reference")
+    driver = CudaDriver(model.decoder(), model.weights, device)
     for start, end in ((0, 256), (256, 272)):
         filled.alone(0, tokens[start:end])
     for layer, source in zip(driver.cache.layers, filled.cache.layers, strict=True):
@@ -67,9 +67,9 @@ def test_groups_of_a_long_shared_prefix(device: torch.device, tiny_model: Callab
 def test_a_cache_of_eight_bits_is_near(device: torch.device, tiny_model: Callable[[str], TinyModel]) -> None:
     model = tiny_model("qwen3")
     tokens = random_tokens(33, seed=4)
-    driver = CudaDriver(model.spec, model.weights, device, kv_cache_dtype="fp8")
+    driver = CudaDriver(model.decoder(), model.weights, device, kv_cache_dtype="fp8")
     logits = torch.cat([driver.alone(0, tokens[:32]), driver.alone(0, tokens[32:])])
-    expected = DecoderDriver(model.spec, model.weights, backend="reference").alone(0, tokens)
+    expected = DecoderDriver(model.decoder(), model.weights, backend="reference").alone(0, tokens)
     error = (logits - expected).std() / expected.std()
     assert 1e-4 < error < 0.15
 
@@ -77,7 +77,7 @@ def test_a_cache_of_eight_bits_is_near(device: torch.device, tiny_model: Callabl
 def test_half_precision_is_near(device: torch.device, tiny_model: Callable[[str], TinyModel]) -> None:
     model = tiny_model("qwen3")
     tokens = random_tokens(9, seed=4)
-    driver = CudaDriver(model.spec, model.weights, device, dtype=torch.float16)
+    driver = CudaDriver(model.decoder(), model.weights, device, dtype=torch.float16)
     logits = torch.cat([driver.alone(0, tokens[:8]), driver.alone(0, tokens[8:])])
     expected = model.expected(tokens)
     error = (logits - expected).std() / expected.std()

@@ -54,18 +54,20 @@ def test_logits_equal_transformers(case: str, backend: str, tiny_model: Callable
     model = tiny_model(case)
     # The oracle takes the short factors of longrope while a sequence is short, and so does an engine of short ones.
     num_positions = 64 if case == "rope-longrope" else 512
-    driver = DecoderDriver(model.spec, model.weights, backend=backend, num_positions=num_positions)
+    driver = DecoderDriver(model.decoder(), model.weights, backend=backend, num_positions=num_positions)
     tokens = random_tokens(64, seed=5)
     assert_close(driver.alone(0, tokens), model.expected(tokens))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", ["llama", "llama-biases", "rope-llama3", "mistral-window", "qwen3"])
+@pytest.mark.parametrize(
+    "case", ["llama", "llama-biases", "rope-llama3", "mistral-window", "qwen3", "gemma2", "gemma3"]
+)
 def test_chunks_decodes_and_prefix_hits_equal_transformers(
     case: str, backend: str, tiny_model: Callable[[str], TinyModel]
 ) -> None:
     model = tiny_model(case)
-    driver = DecoderDriver(model.spec, model.weights, backend=backend)
+    driver = DecoderDriver(model.decoder(), model.weights, backend=backend)
     sequences = three_sequences()
     logits = mixed_run(driver, *sequences)
     assert_close(logits[0], model.expected(sequences[0]))
@@ -76,9 +78,9 @@ def test_chunks_decodes_and_prefix_hits_equal_transformers(
 def test_prompts_longer_than_a_slice_of_the_mlp(tiny_model: Callable[[str], TinyModel]) -> None:
     model = tiny_model("llama-biases")
     tokens = random_tokens(250, seed=9)
-    whole = DecoderDriver(model.spec, model.weights).alone(0, tokens)
+    whole = DecoderDriver(model.decoder(), model.weights).alone(0, tokens)
     assert_close(whole, model.expected(tokens))
-    driver = DecoderDriver(model.spec, model.weights)
+    driver = DecoderDriver(model.decoder(), model.weights)
     parts = [driver.alone(0, tokens[start : start + 90]) for start in range(0, 250, 90)]
     assert torch.equal(torch.cat(parts), whole)
 
@@ -90,20 +92,20 @@ def test_length_dependent_rotary_goes_by_the_longest_sequence(
     model = tiny_model(case)
     length = 600 if case == "rope-dynamic" else 100
     tokens = random_tokens(length, seed=6)
-    driver = DecoderDriver(model.spec, model.weights, num_positions=length, backend="reference")
+    driver = DecoderDriver(model.decoder(), model.weights, num_positions=length, backend="reference")
     parts = [driver.alone(0, tokens[start : start + 200]) for start in range(0, length, 200)]
     assert_close(torch.cat(parts), model.expected(tokens))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("case", ["llama", "llama-biases", "mistral-window", "qwen3"])
+@pytest.mark.parametrize("case", ["llama", "llama-biases", "mistral-window", "qwen3", "gemma2", "gemma3"])
 def test_bits_do_not_depend_on_the_batch_or_the_chunks(
     case: str, dtype: torch.dtype, tiny_model: Callable[[str], TinyModel]
 ) -> None:
     model = tiny_model(case)
     sequences = three_sequences()
-    mixed = mixed_run(DecoderDriver(model.spec, model.weights, dtype=dtype), *sequences)
-    alone = DecoderDriver(model.spec, model.weights, dtype=dtype)
+    mixed = mixed_run(DecoderDriver(model.decoder(), model.weights, dtype=dtype), *sequences)
+    alone = DecoderDriver(model.decoder(), model.weights, dtype=dtype)
     for slot, tokens in enumerate(sequences):
         expected = alone.alone(slot, tokens)[-mixed[slot].shape[0] :]
         assert torch.equal(mixed[slot], expected)
@@ -115,6 +117,6 @@ def test_bfloat16_errs_no_more_than_transformers(case: str, tiny_model: Callable
     tokens = random_tokens(64, seed=8)
     theirs = as_bfloat16(model.oracle)
     exact = logits_of(copy.deepcopy(theirs).float(), tokens)
-    ours = DecoderDriver(model.spec, model.weights, dtype=torch.bfloat16).alone(0, tokens)
+    ours = DecoderDriver(model.decoder(), model.weights, dtype=torch.bfloat16).alone(0, tokens)
     error, allowed = ours - exact, logits_of(theirs, tokens) - exact
     assert error.pow(2).mean() < 1.25 * allowed.pow(2).mean()

@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers
 from decoder_driver import DecoderDriver
-from octavo.layers.spec import DecoderSpec
+from octavo.layers.decoder import Decoder
 from octavo.loading.model_config import load_model_config
 from octavo.loading.resolve import ModelSource, resolve_model
 from octavo.loading.weights import WeightSource, open_weights
-from octavo.models.registry import decoder_spec
+from octavo.models.registry import build_decoder
 from tiny_models import as_bfloat16, logits_of
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -43,8 +43,12 @@ def oracle(source: ModelSource) -> Any:
 
 
 @pytest.fixture(scope="module")
-def model(source: ModelSource) -> tuple[DecoderSpec, WeightSource]:
-    return decoder_spec(load_model_config(source)), open_weights(source)
+def weights(source: ModelSource) -> WeightSource:
+    return open_weights(source, decoder_of(source).parameters())
+
+
+def decoder_of(source: ModelSource) -> Decoder:
+    return build_decoder(load_model_config(source))
 
 
 @pytest.fixture(scope="module")
@@ -58,26 +62,27 @@ def expected(oracle: Any, prompts: list[list[int]]) -> list[torch.Tensor]:
     return [logits_of(oracle, prompt) for prompt in prompts]
 
 
-def run(model: tuple[DecoderSpec, WeightSource], dtype: torch.dtype, prompts: list[list[int]]) -> list[torch.Tensor]:
-    driver = DecoderDriver(*model, dtype=dtype)
+def run(source: ModelSource, weights: WeightSource, dtype: torch.dtype, prompts: list[list[int]]) -> list[torch.Tensor]:
+    driver = DecoderDriver(decoder_of(source), weights, dtype=dtype)
     return driver.step(list(enumerate(prompts)))
 
 
 def test_float32_logits_equal_transformers(
-    model: tuple[DecoderSpec, WeightSource], prompts: list[list[int]], expected: list[torch.Tensor]
+    source: ModelSource, weights: WeightSource, prompts: list[list[int]], expected: list[torch.Tensor]
 ) -> None:
-    for ours, theirs in zip(run(model, torch.float32, prompts), expected, strict=True):
+    for ours, theirs in zip(run(source, weights, torch.float32, prompts), expected, strict=True):
         assert theirs.std() > 1
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-3)
 
 
 def test_bfloat16_errs_no_more_than_transformers(
-    model: tuple[DecoderSpec, WeightSource],
+    source: ModelSource,
+    weights: WeightSource,
     prompts: list[list[int]],
     expected: list[torch.Tensor],
     oracle: Any,
 ) -> None:
-    ours = run(model, torch.bfloat16, prompts)
+    ours = run(source, weights, torch.bfloat16, prompts)
     twin = as_bfloat16(oracle)
     for mine, exact, prompt in zip(ours, expected, prompts, strict=True):
         assert _error(mine, exact) < 1.25 * _error(logits_of(twin, prompt), exact)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import transformers
-from octavo.layers.spec import DecoderSpec
+from octavo.layers.decoder import Decoder
 from octavo.loading.model_config import load_model_config
 from octavo.loading.resolve import ModelSource
 from octavo.loading.weights import WeightSource, open_weights
-from octavo.models.registry import decoder_spec
+from octavo.models.registry import build_decoder
 
 VOCAB_SIZE = 199
 
@@ -69,6 +69,42 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3Config", {}),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 48,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 6.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "num_hidden_layers": 7,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 64,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
+    "gemma3-wide-heads": (
+        "Gemma3TextConfig",
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 256,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 
 
@@ -78,8 +114,11 @@ class TinyModel:
 
     oracle: Any
     source: ModelSource
-    spec: DecoderSpec
     weights: WeightSource
+
+    def decoder(self) -> Decoder:
+        """The model without weights, a new one each time."""
+        return build_decoder(load_model_config(self.source))
 
     def expected(self, tokens: list[int]) -> torch.Tensor:
         """The oracle's logits, float32 [tokens, vocab_size]."""
@@ -101,10 +140,13 @@ def as_bfloat16(oracle: Any) -> Any:
     return twin
 
 
-def make_oracle(case: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A random model whose every weight matters: norms and biases differ from ones and zeros."""
+def make_oracle(case: str, dtype: torch.dtype = torch.float32, **keys: Any) -> Any:
+    """A random model whose every weight matters: norms and biases differ from ones and zeros.
+
+    `keys` of the configuration replace those of the case.
+    """
     class_name, changes = CASES[case]
-    config = getattr(transformers, class_name)(**(_SIZES | changes))
+    config = getattr(transformers, class_name)(**(_SIZES | changes | keys))
     torch.manual_seed(11)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
@@ -121,7 +163,8 @@ def make_tiny_model(case: str, folder: Path, dtype: torch.dtype = torch.float32)
     oracle = make_oracle(case, dtype)
     oracle.save_pretrained(folder)
     source = ModelSource("folder", folder, case)
-    return TinyModel(oracle, source, decoder_spec(load_model_config(source)), open_weights(source))
+    decoder = build_decoder(load_model_config(source))
+    return TinyModel(oracle, source, open_weights(source, decoder.parameters(), decoder.prefixes))
 
 
 def random_tokens(count: int, seed: int) -> list[int]:

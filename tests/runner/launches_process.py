@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections import Counter
@@ -15,28 +14,34 @@ import torch
 import triton
 from octavo.config import EngineConfig
 from octavo.kernels.launch import compile_only
-from octavo.layers.spec import DecoderSpec, RotarySpec
-from octavo.runner.cuda_build import compile_steps, cuda_needs, launch_steps
+from octavo.layers.decoder import Decoder
+from octavo.loading.model_config import config_from_json
+from octavo.models.registry import build_decoder
+from octavo.runner.cuda_build import cuda_needs, launch_steps
 from octavo.runner.memory import plan_memory
 from offline_driver import compile_for
 from triton import knobs
 
-SPEC = DecoderSpec(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=5000,
-    hidden_size=256,
-    intermediate_size=512,
-    num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    norm_eps=1e-6,
-    rotary=RotarySpec(dim=64, max_position=4096),
-    windows=(0, 512, 0, 512),
-    attention_scale=0.125,
-    qk_norm=True,
-    tied_embeddings=True,
-)
+KEYS: dict[str, Any] = {
+    "vocab_size": 5000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "use_sliding_window": True,
+    "sliding_window": 512,
+}
+
+
+def decoder_of(architecture: str, windows: tuple[int, ...]) -> Decoder:
+    """A decoder whose layers slide where a window is given."""
+    types = ["sliding_attention" if window else "full_attention" for window in windows]
+    raw = {"architectures": [architecture], **KEYS, "layer_types": types}
+    return build_decoder(config_from_json(raw, {}, "config.json"))
 
 
 class NoCompiler(Executor):
@@ -48,8 +53,8 @@ class NoCompiler(Executor):
         return future
 
 
-def main(capability: int, windows: tuple[int, ...]) -> None:
-    spec = dataclasses.replace(SPEC, windows=windows)
+def main(capability: int, architecture: str, windows: tuple[int, ...]) -> None:
+    decoder = decoder_of(architecture, windows)
     compile_for(capability)
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda device=None: divmod(capability, 10)
@@ -57,7 +62,9 @@ def main(capability: int, windows: tuple[int, ...]) -> None:
         major=capability // 10, minor=capability % 10, multi_processor_count=100
     )
     config = EngineConfig(model="m", max_num_seqs=48, max_num_batched_tokens=1024, max_model_len=2048, num_blocks=200)
-    plan = plan_memory(config, spec, name="m", dtype="bfloat16", free_bytes=8 << 30, needs=cuda_needs(config, spec))
+    plan = plan_memory(
+        config, decoder, name="m", dtype="bfloat16", free_bytes=8 << 30, needs=cuda_needs(config, decoder)
+    )
     made: Counter[str] = Counter()
 
     def count(**known: Any) -> None:
@@ -65,13 +72,13 @@ def main(capability: int, windows: tuple[int, ...]) -> None:
 
     knobs.runtime.jit_post_compile_hook = count
     with triton.AsyncCompileMode(NoCompiler()), compile_only():
-        compile_steps(config, spec, plan)
+        launch_steps(config, decoder.representative(), plan, torch.device("meta"))
     ahead = made.copy()
     with triton.AsyncCompileMode(NoCompiler()), compile_only():
         # All layers, as service launches them.
-        launch_steps(config, spec, plan, torch.device("meta"))
+        launch_steps(config, decoder, plan, torch.device("meta"))
     sys.stdout.write(json.dumps({"ahead": ahead, "missed": made - ahead}) + "\n")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), tuple(json.loads(sys.argv[2])))
+    main(int(sys.argv[1]), sys.argv[2], tuple(json.loads(sys.argv[3])))

@@ -15,11 +15,11 @@ import transformers
 from octavo.config import EngineConfig
 from octavo.engine.constraints import OutputConstraints
 from octavo.engine.loop_builder import build_loop
-from octavo.layers.cuda_inputs import StepSize
+from octavo.layers.backends.cuda_inputs import StepSize
 from octavo.loading.model_config import load_model_config
 from octavo.loading.resolve import resolve_model
 from octavo.loading.weights import open_weights
-from octavo.models.registry import decoder_spec
+from octavo.models.registry import build_decoder
 from octavo.runner.interface import ModelInfo, Runner
 from octavo.runner.runner_builder import build_runner
 
@@ -67,16 +67,18 @@ def cpu_runner(config: EngineConfig) -> tuple[Runner, ModelInfo]:
 def gpu_runner(config: EngineConfig) -> tuple[Runner, ModelInfo]:
     """The GPU's runner, of tensors on the CPU."""
     source = resolve_model(config.model)
-    spec = decoder_spec(load_model_config(source))
-    needs = cuda_needs(config, spec)
-    plan = plan_memory(config, spec, name="m", dtype="float32", free_bytes=4 << 30, needs=needs)
+    decoder = build_decoder(load_model_config(source))
+    needs = cuda_needs(config, decoder)
+    plan = plan_memory(config, decoder, name="m", dtype="float32", free_bytes=4 << 30, needs=needs)
     device = torch.device("cpu")
-    make, weights_bytes, kv_bytes = make_step(config, spec, plan, lambda: open_weights(source), device)
+    make, weights_bytes, kv_bytes = make_step(
+        config, decoder, plan, lambda: open_weights(source, decoder.parameters()), device
+    )
     info = ModelInfo(
         name="m",
-        architecture=spec.architecture,
+        architecture=decoder.architecture,
         max_model_len=plan.max_model_len,
-        vocab_size=spec.vocab_size,
+        vocab_size=decoder.vocab_size,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
         dtype=plan.dtype,

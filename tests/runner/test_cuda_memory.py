@@ -2,65 +2,81 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import weakref
 from typing import Any
 
 import pytest
 import torch
+from decoders import make_decoder
 from octavo._core import Core
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, NotEnoughMemory
 from octavo.kernels.step import PlanLayout
-from octavo.layers.dummy import DummyWeights
-from octavo.layers.spec import DecoderSpec, RotarySpec
+from octavo.layers.decoder import Decoder
+from octavo.layers.dummy_weights import DummyWeights
 from octavo.runner import cuda_build
 from octavo.runner.cuda_build import RESERVE_BYTES, cuda_needs, make_step
 from octavo.runner.device import Gpu
 from octavo.runner.memory import plan_memory
 
 MIB, GIB = 1 << 20, 1 << 30
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": {
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_layers": 28,
-        "num_heads": 16,
-        "num_kv_heads": 8,
-        "windows": (0,) * 28,
-        "qk_norm": True,
-        "tied_embeddings": True,
-    },
-    "llama3-8b": {
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_layers": 32,
-        "num_heads": 32,
-        "num_kv_heads": 8,
-        "windows": (0,) * 32,
-    },
-    "with windows and biases": {
-        "vocab_size": 32000,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_layers": 6,
-        "num_heads": 16,
-        "num_kv_heads": 4,
-        "windows": (0, 1024) * 3,
-        "qkv_bias": True,
-        "output_bias": True,
-        "mlp_bias": True,
-    },
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-0.6b": (
+        "Qwen3ForCausalLM",
+        {
+            "vocab_size": 151936,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama3-8b": (
+        "LlamaForCausalLM",
+        {
+            "vocab_size": 128256,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+        },
+    ),
+    "biases": (
+        "LlamaForCausalLM",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "gemma": (
+        "Gemma2ForCausalLM",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "sliding_window": 1024,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 
 
-def make_spec(shape: dict[str, Any]) -> DecoderSpec:
-    rotary = RotarySpec(dim=128, max_position=40960)
-    common = {"architecture": "M", "head_dim": 128, "norm_eps": 1e-6, "rotary": rotary, "attention_scale": 0.09}
-    return DecoderSpec(**common, **shape)
+def decoder_of(shape: str, **changes: Any) -> Decoder:
+    architecture, keys = SHAPES[shape]
+    return make_decoder(architecture, **{**keys, "head_dim": 128, "max_position_embeddings": 40960, **changes})
 
 
 def allocated() -> int:
@@ -74,25 +90,28 @@ def allocated() -> int:
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     "changes", [{}, {"max_num_seqs": 1024, "max_num_batched_tokens": 2048}, {"kv_cache_dtype": "fp8", "block_size": 32}]
 )
-def test_the_plan_holds_what_is_allocated(shape: dict[str, Any], changes: dict[str, Any]) -> None:
-    spec = make_spec(shape)
+def test_the_plan_holds_what_is_allocated(shape: str, changes: dict[str, Any]) -> None:
+    decoder = decoder_of(shape)
     config = EngineConfig(model="m", **{"max_model_len": 9000, **changes})
-    needs = cuda_needs(config, spec)
-    plan = plan_memory(config, spec, name="m", dtype="bfloat16", free_bytes=60 * GIB, needs=needs)
+    needs = cuda_needs(config, decoder)
+    plan = plan_memory(config, decoder, name="m", dtype="bfloat16", free_bytes=60 * GIB, needs=needs)
     before = allocated()
-    make, weights_bytes, kv_bytes = make_step(config, spec, plan, lambda: DummyWeights(spec, 0), torch.device("meta"))
+    make, weights_bytes, kv_bytes = make_step(
+        config, decoder, plan, lambda: DummyWeights(decoder.parameters(), 0), torch.device("meta")
+    )
     core = Core(
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
-        vocab_size=spec.vocab_size,
+        vocab_size=decoder.vocab_size,
         eos_token_ids=[],
+        windows=list(decoder.cache_layout.windows),
     )
     step = make(PlanLayout.of(core.layout(), core.arena_len()))
     on_host = step.arenas.nbytes + step.masks.nbytes + step.staging.nbytes
@@ -103,8 +122,8 @@ def test_the_plan_holds_what_is_allocated(shape: dict[str, Any], changes: dict[s
 
 
 def reserve(num_layers: int, **changes: Any) -> int:
-    spec = dataclasses.replace(make_spec(SHAPES["llama3-8b"]), num_layers=num_layers, windows=(0,) * num_layers)
-    return cuda_needs(EngineConfig(model="m", **changes), spec).process_bytes
+    decoder = decoder_of("llama3-8b", num_hidden_layers=num_layers)
+    return cuda_needs(EngineConfig(model="m", **changes), decoder).process_bytes
 
 
 def test_graphs_of_many_sizes_and_layers_have_room() -> None:
@@ -151,12 +170,14 @@ def test_a_build_that_fails_gives_its_memory_back(
     monkeypatch.setattr(cuda_build, "KernelCompiler", Compiler)
     monkeypatch.setattr(cuda_build, "make_step", load)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(made[0]() is None))
-    spec = make_spec(SHAPES["llama3-8b"])
+    decoder = decoder_of("llama3-8b")
     config = EngineConfig(model="m", max_model_len=9000)
-    plan = plan_memory(config, spec, name="m", dtype="bfloat16", free_bytes=60 * GIB, needs=cuda_needs(config, spec))
+    plan = plan_memory(
+        config, decoder, name="m", dtype="bfloat16", free_bytes=60 * GIB, needs=cuda_needs(config, decoder)
+    )
     expected = NotEnoughMemory if isinstance(fault, torch.OutOfMemoryError) else ConfigError
     nothing: Any = None
     with pytest.raises(expected):
-        cuda_build.build_cuda_runner(config, spec, plan, nothing, nothing, None)
+        cuda_build.build_cuda_runner(config, decoder, plan, nothing, nothing, None)
     assert given_back[-1]
     assert restored == [True]

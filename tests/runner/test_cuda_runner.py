@@ -11,7 +11,7 @@ import torch
 from octavo._core import NUM_ARENAS
 from octavo.errors import EngineDead
 from octavo.kernels.step import PlanLayout, Samples
-from octavo.layers.cuda_inputs import StepSize
+from octavo.layers.backends.cuda_inputs import StepSize
 from octavo.runner.cuda import CudaRunner
 from octavo.runner.device import WHOLE_DEVICE
 from octavo.runner.interface import ModelInfo

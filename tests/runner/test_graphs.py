@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from octavo.errors import EngineDead
-from octavo.layers.cuda_inputs import StepSize
+from octavo.layers.backends.cuda_inputs import StepSize
 from octavo.runner.device import WHOLE_DEVICE
 from octavo.runner.graphs import StepGraphs, bucket_table, buckets, samples_bound, step_sizes
 

@@ -13,12 +13,19 @@ import pytest
 pytest.importorskip("triton", minversion="3.5", reason="kernels are counted as they are compiled in threads")
 
 
-@pytest.mark.parametrize(("capability", "windows"), [(80, [0, 0, 0, 0]), (90, [0, 512, 0, 512])])
-def test_every_launch_binds_and_sizes_share_kernels(capability: int, windows: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("capability", "architecture", "windows"),
+    [
+        (80, "Qwen3ForCausalLM", [0, 0, 0, 0]),
+        (90, "Qwen3ForCausalLM", [0, 512, 0, 512]),
+        (90, "Gemma2ForCausalLM", [512, 0, 512, 0]),
+    ],
+)
+def test_every_launch_binds_and_sizes_share_kernels(capability: int, architecture: str, windows: list[int]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     program = Path(__file__).with_name("launches_process.py")
     run = subprocess.run(
-        [sys.executable, str(program), str(capability), json.dumps(windows)],
+        [sys.executable, str(program), str(capability), architecture, json.dumps(windows)],
         env=environment,
         capture_output=True,
         text=True,

@@ -8,44 +8,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from decoders import make_decoder
 from octavo._core import NUM_ARENAS, PARAM_LEN, Core
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, NotEnoughMemory
-from octavo.layers.spec import DecoderSpec, RotarySpec
 from octavo.runner.host import free_memory
 from octavo.runner.memory import DeviceNeeds, MemoryPlan, cpu_needs, head_rows, plan_memory
 
 MIB, GIB = 1 << 20, 1 << 30
 
 # The shape of SmolLM2-135M.
-SPEC = DecoderSpec(
-    architecture="LlamaForCausalLM",
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    norm_eps=1e-5,
-    rotary=RotarySpec(dim=64, max_position=8192),
-    windows=(0,) * 30,
-    attention_scale=0.125,
-    tied_embeddings=True,
-)
+KEYS: dict[str, Any] = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+DECODER = make_decoder(**KEYS)
 
 
 def plan(free: int = 16 * GIB, **changes: Any) -> MemoryPlan:
     config = EngineConfig(model="m", **changes)
     return plan_memory(
-        config, SPEC, name="m", dtype="bfloat16", free_bytes=free, needs=cpu_needs(128, config.max_num_seqs)
+        config, DECODER, name="m", dtype="bfloat16", free_bytes=free, needs=cpu_needs(128, config.max_num_seqs)
     )
 
 
 def test_sums() -> None:
     made = plan()
-    # 134,515,008 parameters, as the model's makers count them, and the rotary table.
-    assert made.weights_bytes == 2 * 134_515_008 + 8192 * 64 * 4
+    # 134,515,008 parameters, as the model's makers count them, norms in float32, and the rotary table.
+    assert made.weights_bytes == 2 * 134_515_008 + 2 * (30 * 2 + 1) * 576 + 8192 * 64 * 4
     assert made.block_bytes == 16 * 30 * 2 * 3 * 64 * 2
     assert made.num_blocks == GIB // made.block_bytes
     assert made.kv_bytes <= GIB < made.kv_bytes + made.block_bytes
@@ -57,6 +53,23 @@ def test_sums() -> None:
 def test_cache_is_no_larger_than_all_sequences_can_fill() -> None:
     made = plan(max_model_len=100, max_num_seqs=4)
     assert made.num_blocks == 4 * 7 + 1
+
+
+def test_linear_scaling_can_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    decoder = make_decoder(max_position_embeddings=64, rope_scaling={"rope_type": "linear", "factor": 2.0})
+
+    def length(asked: int | None) -> int:
+        config = EngineConfig(model="m", max_model_len=asked)
+        needs = cpu_needs(128, config.max_num_seqs)
+        made = plan_memory(config, decoder, name="m", dtype="float32", free_bytes=GIB, needs=needs)
+        return made.max_model_len
+
+    assert length(None) == length(64) == 64
+    assert not caplog.messages
+    assert length(128) == 128
+    assert "m names 64 positions and scales them linearly up to 128" in caplog.text
+    with pytest.raises(ConfigError, match="129 is more than the 128 positions"):
+        length(129)
 
 
 def test_length_is_lowered_to_what_fits() -> None:
@@ -73,10 +86,9 @@ def test_an_explicit_length_is_never_lowered() -> None:
 
 def test_an_explicit_length_may_take_more_than_the_default_cache() -> None:
     config = EngineConfig(model="m", max_model_len=100_000)
-    long = RotarySpec(dim=64, max_position=131072)
-    spec = dataclasses.replace(SPEC, rotary=long)
+    decoder = make_decoder(**{**KEYS, "max_position_embeddings": 131072})
     made = plan_memory(
-        config, spec, name="m", dtype="bfloat16", free_bytes=16 * GIB, needs=cpu_needs(128, config.max_num_seqs)
+        config, decoder, name="m", dtype="bfloat16", free_bytes=16 * GIB, needs=cpu_needs(128, config.max_num_seqs)
     )
     assert made.kv_bytes > GIB
     assert made.num_blocks == 6251
@@ -142,7 +154,7 @@ def gpu_plan(free: int, **changes: Any) -> MemoryPlan:
         kv_itemsize=None if config.kv_cache_dtype == "auto" else 1,
         work_bytes=lambda length: length << 16,
     )
-    return plan_memory(config, SPEC, name="m", dtype="bfloat16", free_bytes=free, needs=needs)
+    return plan_memory(config, DECODER, name="m", dtype="bfloat16", free_bytes=free, needs=needs)
 
 
 def test_a_gpu_gives_all_of_its_share_to_the_cache() -> None:
@@ -169,12 +181,11 @@ def test_an_8_bit_cache_holds_twice_as_much() -> None:
 
 @pytest.mark.parametrize(("length", "rows", "tokens"), [(1 << 22, 1, 2048), (1 << 20, 3, 64), (8192, 64, 2048)])
 def test_arenas_take_what_the_core_asks_for(length: int, rows: int, tokens: int) -> None:
-    rotary = RotarySpec(dim=64, max_position=1 << 22)
-    spec = dataclasses.replace(SPEC, vocab_size=1, num_layers=1, windows=(0,), rotary=rotary)
+    decoder = make_decoder(**{**KEYS, "vocab_size": 1, "num_hidden_layers": 1, "max_position_embeddings": 1 << 22})
     config = EngineConfig(model="m", max_model_len=length, max_num_seqs=rows, max_num_batched_tokens=tokens)
     needs = cpu_needs(128, rows)
     made, with_one_more = (
-        plan_memory(config, spec, name="m", dtype="bfloat16", free_bytes=1 << 40, needs=each)
+        plan_memory(config, decoder, name="m", dtype="bfloat16", free_bytes=1 << 40, needs=each)
         for each in (needs, dataclasses.replace(needs, num_arenas=NUM_ARENAS + 1))
     )
     core = Core(

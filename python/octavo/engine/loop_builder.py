@@ -135,6 +135,7 @@ def build_loop(config: EngineConfig, runner: Runner, info: ModelInfo, table: Tok
         policy=config.scheduling_policy,
         enable_prefix_caching=config.enable_prefix_caching,
         group_min_blocks=info.group_min_blocks,
+        windows=list(info.cache_windows),
         token_table=table,
     )
     constraints = OutputConstraints(table, info.eos_token_ids, info.vocab_size)

@@ -1,160 +1,231 @@
-"""The one decoder: every supported family is a `DecoderSpec` that this forward runs on any device's `Operations`."""
+"""A decoder: embedding, blocks, final norm and head, run over one step's tokens."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from octavo.layers.operations import Buffer, KvCache, Linear, Memory, Operations, StepInputs
-from octavo.layers.spec import DecoderSpec
+from octavo.layers.block import PreNormBlock, Stream
+from octavo.layers.kv_cache import KvCacheLayout
+from octavo.layers.parameter import check_tensors
+from octavo.layers.workspace import Workspace
 
-__all__ = ["Decoder", "DecoderLayer", "DecoderWeights"]
+if TYPE_CHECKING:
+    from octavo.layers.backend import Backend, KvCache, Memory, StepInputs
+    from octavo.layers.embedding import Embedding, Head
+    from octavo.layers.norm import Norm
+    from octavo.layers.parameter import Parameter, Weights
+    from octavo.layers.rope import Rope
 
-
-@dataclasses.dataclass(slots=True)
-class DecoderLayer:
-    """One block's weights on the device; norms are float32 buffers, `q_norm` and `k_norm` None where there are none."""
-
-    attention_norm: Buffer
-    qkv: Linear
-    q_norm: Buffer
-    k_norm: Buffer
-    o: Linear
-    mlp_norm: Buffer
-    gate_up: Linear
-    down: Linear
-    window: int
-
-
-@dataclasses.dataclass(slots=True)
-class DecoderWeights:
-    """A decoder's weights on the device.
-
-    Attributes:
-        embedding: [vocab_size, hidden_size].
-        layers: the blocks.
-        final_norm: float32[hidden_size].
-        head: the embedding itself where they are tied.
-        cos_sin: float32 [positions, rotary dim].
-        owned: the memory behind the buffers, kept alive.
-        num_bytes: of everything above.
-    """
-
-    embedding: Linear
-    layers: list[DecoderLayer]
-    final_norm: Buffer
-    head: Linear
-    cos_sin: Buffer
-    owned: list[Memory]
-    num_bytes: int
+__all__ = ["Decoder"]
 
 
 class Decoder:
-    """Runs the layers over one step's tokens, then the head over the rows that sample.
+    """A causal language model.
 
-    All memory (`DecoderSpec.workspace_bytes`) is taken at construction; a step allocates nothing.
+    A family builds one from its blocks. It takes no memory then: parameters, cache specs and scratch can be asked for
+    first. `load` brings the weights to a device and `bind` takes all scratch, so a step allocates nothing.
 
     Args:
-        spec: the family.
-        weights: on the device of `operations`.
-        operations: the device's kernels, bound to `spec`.
-        max_tokens: of one step.
-        head_rows: logits rows computed at once, at most.
+        architecture: Hugging Face's name of the class.
+        embedding: of the tokens.
+        blocks: in order.
+        final_norm: before the head.
+        head: gives the logits.
+        ignored: beginnings of the names of tensors that the model does not need.
+        prefixes: of names in some files of the family, and what they stand for.
+
+    Attributes:
+        num_bytes: of the loaded weights and tables.
+        backend: the device, once loaded.
     """
 
     def __init__(
         self,
-        spec: DecoderSpec,
-        weights: DecoderWeights,
-        operations: Operations,
-        *,
-        max_tokens: int,
-        head_rows: int,
+        architecture: str,
+        embedding: Embedding,
+        blocks: Sequence[PreNormBlock],
+        final_norm: Norm,
+        head: Head,
+        ignored: Sequence[str] = (),
+        prefixes: Mapping[str, str] | None = None,
     ) -> None:
-        self.spec = spec
-        self.weights = weights
-        self.operations = operations
-        self.max_tokens = max_tokens
+        self.architecture = architecture
+        self.embedding = embedding
+        self.blocks = list(blocks)
+        self.final_norm = final_norm
+        self.head = head
+        self.ignored = tuple(ignored)
+        self.prefixes = dict(prefixes or {})
+        self.num_bytes = 0
+        self.backend: Backend
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding, and logits of a row."""
+        return self.head.vocab_size
+
+    @property
+    def position_limit(self) -> int:
+        """Tokens of one sequence that the model's positions allow."""
+        return min(rope.spec.position_limit for rope in self._long_ropes)
+
+    @property
+    def stretched_limit(self) -> int:
+        """Tokens of one sequence that a user may ask for, see `RotarySpec.stretched_limit`."""
+        return min(rope.spec.stretched_limit for rope in self._long_ropes)
+
+    @property
+    def _long_ropes(self) -> list[Rope]:
+        """The tables of layers with full attention, if there are any: a window's distances stay short."""
+        full = [block.attention.rope for block in self.blocks if not block.attention.spec.window]
+        return full or self.ropes
+
+    @property
+    def ropes(self) -> list[Rope]:
+        """The rotary tables, each once."""
+        return list(dict.fromkeys(block.attention.rope for block in self.blocks))
+
+    @property
+    def windows(self) -> list[int]:
+        """The windows of its layers, each once, in order; 0 for full attention."""
+        return sorted({block.attention.spec.window for block in self.blocks})
+
+    @property
+    def cache_layout(self) -> KvCacheLayout:
+        """How the layers share the blocks of the KV cache."""
+        return KvCacheLayout.of([block.attention.spec.cache for block in self.blocks])
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Every tensor, in the order of use."""
+        yield from self.embedding.parameters()
+        for rope in self.ropes:
+            yield from rope.parameters()
+        for block in self.blocks:
+            yield from block.parameters()
+        yield from self.final_norm.parameters()
+        yield from self.head.parameters()
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all tensors."""
+        return sum(parameter.size for parameter in self.parameters())
+
+    def weights_bytes(self, itemsize: int, num_positions: int) -> int:
+        """Bytes of the weights in a dtype of `itemsize` bytes, and of the rotary tables."""
+        tables = sum(rope.num_bytes(num_positions) for rope in self.ropes)
+        return sum(parameter.num_bytes(itemsize) for parameter in self.parameters()) + tables
+
+    def workspace(self, max_tokens: int, head_rows: int, mlp_rows: int) -> Workspace:
+        """A dry run of `bind`, which says what scratch a step of these bounds needs."""
+        workspace = Workspace()
+        self._bind(workspace, max_tokens, head_rows, mlp_rows)
+        return workspace
+
+    def representative(self) -> Decoder:
+        """A copy with one block of each kind, and one more: of the last, only rows that sample are finished.
+
+        For compiling every kernel of a step without the whole model; call it before `load`.
+        """
+        kinds = {block.attention.spec: block for block in self.blocks}
+        chosen = list(kinds.values())
+        twin = copy.copy(self)
+        # Each block once, and the first again as a block of its own.
+        twin.blocks = [*chosen, copy.copy(chosen[0])]
+        return copy.deepcopy(twin)
+
+    # ------------------------------------------------------------------ loading
+
+    def load(
+        self,
+        weights: Weights,
+        backend: Backend,
+        *,
+        num_positions: int,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        """Check the tensors and bring them to the device.
+
+        Args:
+            weights: where the tensors lie.
+            backend: the device.
+            num_positions: the longest sequence served, for the rotary tables.
+            progress: told of the blocks done, and how many there are.
+
+        Raises:
+            ModelError: tensors that are missing, unknown or of another shape.
+        """
+        ignored = (*self.ignored, self.head.name) if self.head.tied else self.ignored
+        check_tensors(list(self.parameters()), weights, self.architecture, ignored)
+        self.backend = backend
+
+        def report(done: int) -> None:
+            if progress is not None:
+                progress("weights", done, len(self.blocks) + 1)
+
+        report(0)
+        self.embedding.load(weights, backend)
+        self.head.load(weights, backend)
+        for rope in self.ropes:
+            rope.load(weights, backend, num_positions)
+        for done, block in enumerate(self.blocks, start=1):
+            report(done)
+            block.load(weights, backend)
+        self.final_norm.load(weights, backend)
+        report(len(self.blocks) + 1)
+        self.num_bytes = backend.loaded_bytes
+
+    def bind(self, max_tokens: int, head_rows: int) -> None:
+        """Take all scratch of a step.
+
+        Args:
+            max_tokens: of one step.
+            head_rows: logits rows computed at once, at most.
+        """
+        sizes = self.workspace(max_tokens, head_rows, self.backend.mlp_rows).sizes
+        # Buffers may be mere addresses: this keeps their memory.
+        self._workspace = Workspace(self.backend, sizes)
+        self._bind(self._workspace, max_tokens, head_rows, self.backend.mlp_rows)
+
+    def _bind(self, workspace: Workspace, max_tokens: int, head_rows: int, mlp_rows: int) -> None:
         self.head_rows = head_rows
-        memory, buffer = operations.memory, operations.buffer
-        self._hidden = memory(max_tokens, spec.hidden_size)
-        self._residual = memory(max_tokens, spec.hidden_size)
-        # The normed input and the attention's output live at different times and share memory.
-        narrow = memory(max_tokens, max(spec.hidden_size, spec.q_size))
-        qkv = memory(max_tokens, spec.qkv_size)
-        mlp_rows = self._mlp_rows = min(operations.mlp_rows, max_tokens)
-        gate_up, activated = memory(mlp_rows, 2 * spec.intermediate_size), memory(mlp_rows, spec.intermediate_size)
-        head_hidden = memory(head_rows, spec.hidden_size)
-        self._head_residual = memory(head_rows, spec.hidden_size)
-        head_narrow = memory(head_rows, max(spec.hidden_size, spec.q_size))
-        self._logits = memory(head_rows, spec.vocab_size, float32=True)
-
-        def view(shared: Memory, columns: int) -> Memory:
-            rows = shared.shape[0]
-            return shared.reshape(-1)[: rows * columns].reshape(rows, columns)
-
-        def slices(source: Memory, target: Memory) -> list[tuple[int, Buffer, Buffer]]:
-            starts = range(0, source.shape[0], mlp_rows)
-            return [(start, buffer(source[start:]), buffer(target[start:])) for start in starts]
-
-        self._owned = [activated, gate_up, head_hidden, head_narrow, narrow, qkv]
-        self._hidden_buffer, self._residual_buffer = buffer(self._hidden), buffer(self._residual)
-        normed, self._attended = view(narrow, spec.hidden_size), view(narrow, spec.q_size)
-        self._normed, self._attended_buffer = buffer(normed), buffer(self._attended)
-        self._qkv, self._gate_up, self._activated = buffer(qkv), buffer(gate_up), buffer(activated)
-        self._mlp_slices = slices(normed, self._hidden)
-        head_normed, self._head_attended = view(head_narrow, spec.hidden_size), view(head_narrow, spec.q_size)
-        self._head_normed, self._head_attended_buffer = buffer(head_normed), buffer(self._head_attended)
-        self._head_hidden_buffer = buffer(head_hidden)
-        self._head_residual_buffer = buffer(self._head_residual)
-        self._head_mlp_slices = slices(head_normed, head_hidden)
-        self._logits_buffer = buffer(self._logits)
+        hidden_size = self.final_norm.size
+        q_size = max(block.attention.spec.q_size for block in self.blocks)
+        mlp_rows = min(mlp_rows, max_tokens)
+        self._stream = Stream.of(workspace, "", max_tokens, hidden_size, q_size, mlp_rows)
+        head = self._head_stream = Stream.of(workspace, "head_", head_rows, hidden_size, q_size, mlp_rows)
+        # Where every token samples, nothing is gathered: the head's own buffers take over after attention.
+        self._whole_stream = dataclasses.replace(head, residual=self._stream.residual, attended=self._stream.attended)
+        previous: PreNormBlock | None = None
+        for block, (group, _) in zip(self.blocks, self.cache_layout.places, strict=True):
+            block.bind(workspace, max_tokens, mlp_rows, group, previous)
+            previous = block
+        self.head.bind(workspace, head_rows)
         self._num_tokens = 0
 
+    # ------------------------------------------------------------------ a step
+
     def forward(self, inputs: StepInputs, cache: KvCache) -> None:
-        """Run the layers over the step's tokens; keys and values go to the cache before they are read.
+        """Run the blocks over the step's tokens; keys and values go to the cache before they are read.
 
-        What the last layer does after its attention is left to `compute_logits`: most rows of a prompt never need it.
+        What the last block does after its attention is left to `compute_logits`: most rows of a prompt do not need it.
         """
-        operations, weights, rows = self.operations, self.weights, inputs.num_tokens
+        stream, rows = self._stream, inputs.num_tokens
         self._num_tokens = rows
-        add_norm, rope_and_cache, attention = operations.add_norm, operations.rope_and_cache, operations.attention
-        hidden, residual, normed, attended = (
-            self._hidden_buffer,
-            self._residual_buffer,
-            self._normed,
-            self._attended_buffer,
-        )
-        qkv, cos_sin = self._qkv, weights.cos_sin
-        weights.embedding.embed(inputs.token_ids, residual, rows)
-        if self.spec.embedding_scale != 1.0:
-            operations.scale(self._residual[:rows], self.spec.embedding_scale)
-        previous: DecoderLayer | None = None
-        for layer, layer_cache in zip(weights.layers, cache.layers, strict=True):
-            if previous is None:
-                operations.norm(residual, layer.attention_norm, normed, rows)
-            else:
-                previous.o.forward(attended, hidden, rows)
-                add_norm(hidden, residual, previous.mlp_norm, normed, rows)
-                self._mlp(previous, self._mlp_slices, rows)
-                add_norm(hidden, residual, layer.attention_norm, normed, rows)
-            layer.qkv.forward(normed, qkv, rows)
-            rope_and_cache(qkv, layer_cache, cos_sin, layer.q_norm, layer.k_norm, inputs)
-            attention(qkv, attended, layer_cache, layer.window, inputs)
-            previous = layer
-
-    def _mlp(self, layer: DecoderLayer, slices: list[tuple[int, Buffer, Buffer]], rows: int) -> None:
-        """The layer's MLP, a slice of rows at a time."""
-        mlp_rows, gate_up, activated = self._mlp_rows, self._gate_up, self._activated
-        gated = self.operations.gated
-        for start, source, target in slices:
-            count = min(mlp_rows, rows - start)
-            if count <= 0:
-                break
-            gated(layer.gate_up, source, gate_up, activated, count)
-            layer.down.forward(activated, target, count)
+        self.embedding.forward(inputs.token_ids, stream.residual, stream.residual_memory, rows)
+        unfinished: PreNormBlock | None = None
+        for block, layer_cache in zip(self.blocks, cache.layers, strict=True):
+            if unfinished is not None:
+                unfinished.finish(stream, rows)
+            block.attend(stream, layer_cache, inputs)
+            unfinished = block
 
     def compute_logits(self, indices: Memory | None) -> Memory:
-        """Finish the last layer for some of the tokens of the last `forward`, and take their logits.
+        """Finish the last block for some tokens of the last `forward`, and take their logits.
 
         Args:
             indices: int32[n] into the step's tokens, on the device; n at most `head_rows`. None: all of them, in order.
@@ -162,23 +233,13 @@ class Decoder:
         Returns:
             float32 [n, vocab_size], overwritten by the next call.
         """
-        operations, spec, weights = self.operations, self.spec, self.weights
-        hidden, normed = self._head_hidden_buffer, self._head_normed
-        last = weights.layers[-1]
+        stream, head, last = self._stream, self._head_stream, self.blocks[-1]
         if indices is None:
-            rows, attended, residual = self._num_tokens, self._attended_buffer, self._residual_buffer
+            rows, head = self._num_tokens, self._whole_stream
         else:
-            rows, attended, residual = indices.shape[0], self._head_attended_buffer, self._head_residual_buffer
-            operations.gather(self._attended, indices, self._head_attended[:rows])
-            operations.gather(self._residual, indices, self._head_residual[:rows])
-        last.o.forward(attended, hidden, rows)
-        operations.add_norm(hidden, residual, last.mlp_norm, normed, rows)
-        self._mlp(last, self._head_mlp_slices, rows)
-        operations.add_norm(hidden, residual, weights.final_norm, normed, rows)
-        weights.head.forward(normed, self._logits_buffer, rows, out_float32=True)
-        logits = self._logits[:rows]
-        if spec.logits_scale != 1.0:
-            operations.scale(logits, spec.logits_scale)
-        if spec.logits_softcap:
-            operations.softcap(logits, spec.logits_softcap)
-        return logits
+            rows = indices.shape[0]
+            self.backend.gather(stream.attended_memory, indices, head.attended_memory[:rows])
+            self.backend.gather(stream.residual_memory, indices, head.residual_memory[:rows])
+        last.finish(head, rows)
+        self.final_norm.add(head.hidden, head.residual, head.normed, rows, last.output_norm)
+        return self.head.forward(head.normed, rows)

@@ -1,9 +1,8 @@
-"""Tensors of a GGUF file under Hugging Face's names, with the converter's transforms undone."""
+"""Tensors of a GGUF file under the model's own names, with the converter's transforms undone."""
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,66 +13,41 @@ from octavo.loading.mapping import MappedFile
 from octavo.loading.weights import WeightPart, WeightSource
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-__all__ = ["GgufWeights", "hugging_face_name"]
+    from octavo.loading.weights import TensorName
 
-_TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias)")
-
-# Files of these architectures hold the rows of q and k in the order of interleaved rotary pairs.
-_PERMUTED_ARCHITECTURES = frozenset({"llama"})
-
-
-def hugging_face_name(name: str) -> str:
-    """GGUF's tensor name as Hugging Face's; names without a counterpart (`rope_freqs.weight`) stay."""
-    match = _LAYER_TENSOR.fullmatch(name)
-    if match is not None:
-        layer, leaf, suffix = match.groups()
-        return f"model.layers.{int(layer)}.{_LAYER_NAMES[leaf]}.{suffix}" if leaf in _LAYER_NAMES else name
-    stem, _, suffix = name.rpartition(".")
-    return f"{_TOP_NAMES[stem]}.{suffix}" if stem in _TOP_NAMES else name
+__all__ = ["GgufWeights"]
 
 
 class GgufWeights(WeightSource):
-    """The tensors of one GGUF file; rows of q and k are put back in order on the raw blocks."""
+    """The tensors of one GGUF file.
 
-    def __init__(self, path: Path) -> None:
-        """Check the header and map the file.
+    Args:
+        path: of the file.
+        tensors: of the model; a tensor that it does not name keeps its GGUF name.
 
-        Raises:
-            CorruptFile, UnsupportedModel: as `_core.read_gguf`, and two tensors of one name.
-        """
-        metadata, tensors = _core.read_gguf(str(path))
+    Raises:
+        CorruptFile, UnsupportedModel: as `_core.read_gguf`, and two tensors of one name.
+    """
+
+    has_offsets = True
+
+    def __init__(self, path: Path, tensors: Iterable[TensorName] = ()) -> None:
+        metadata, stored = _core.read_gguf(str(path))
         refuse_split(metadata, path)
-        architecture = metadata.get("general.architecture")
-        self._permuted: dict[str, int] = {}
-        if architecture in _PERMUTED_ARCHITECTURES:
-            heads = metadata.get(f"{architecture}.attention.head_count")
-            kv_heads = metadata.get(f"{architecture}.attention.head_count_kv", heads)
-            self._permuted = {"q_proj": _heads(heads, path), "k_proj": _heads(kv_heads, path)}
+        known = {tensor.gguf_name: tensor for tensor in tensors}
+        self._heads = {tensor.name: tensor.gguf_heads for tensor in known.values() if tensor.gguf_heads}
         self._file = MappedFile(path)
         self._tensors: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
-        for name, kind, shape, offset, num_bytes in tensors:
-            known = hugging_face_name(name)
-            if known in self._tensors:
-                raise CorruptFile(f"{path}: holds the tensor `{name}` twice")
-            self._tensors[known] = (kind, tuple(shape), offset, num_bytes)
+        for stored_name, kind, shape, offset, num_bytes in stored:
+            name = known[stored_name].name if stored_name in known else stored_name
+            if name in self._tensors:
+                raise CorruptFile(f"{path}: holds the tensor `{stored_name}` twice")
+            self._tensors[name] = (kind, tuple(shape), offset, num_bytes)
 
     def names(self) -> list[str]:
         """All names, in file order."""
@@ -94,9 +68,8 @@ class GgufWeights(WeightSource):
         """One tensor where it is mapped; q and k as a copy with the rows in order."""
         kind, shape, offset, num_bytes = self._entry(name)
         data = self._file.view(offset, num_bytes)
-        projection = name.rsplit(".", 2)[-2] if name.count(".") >= 2 else ""
-        heads = self._permuted.get(projection)
-        if heads is not None and name.startswith("model.layers."):
+        heads = self._heads.get(name)
+        if heads is not None:
             data = self._unpermute(name, data, shape[0], heads)
         return WeightPart(kind, shape, data.ctypes.data, num_bytes, data)
 
@@ -112,11 +85,3 @@ class GgufWeights(WeightSource):
             raise CorruptFile(f"{self._file.path}: `{name}` has {rows} rows, which {heads} heads cannot share")
         paired = data.reshape(heads, rows // heads // 2, 2, data.size // rows)
         return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(-1)
-
-
-def _heads(value: Any, path: Path) -> int:
-    if isinstance(value, list) and value and all(entry == value[0] for entry in value):
-        value = value[0]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 20:
-        raise CorruptFile(f"{path}: the number of attention heads is {value!r}; a positive number is expected")
-    return value

@@ -20,7 +20,17 @@ _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
+_GELU_ARCHITECTURES = frozenset({"gemma2", "gemma3"})
+# Keys of config.json that a family reads from `ModelConfig.raw`, and what GGUF calls them.
+_RAW_KEYS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+# Number of layers of the 27B models. llama.cpp knows them by it and scales their scores by hidden size over heads.
+_WIDE_SCALE_LAYERS = {"gemma2": 46, "gemma3": 62}
 _SAMPLING_KEYS = {
     "temperature": "general.sampling.temp",
     "top_p": "general.sampling.top_p",
@@ -31,12 +41,9 @@ _SAMPLING_KEYS = {
 _ROPE_PARAMETERS = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
-    "attn_factor": "attention_factor",
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
-_RAW_ITEMS = 1024
-"""Lists longer than this (the vocabulary) are left out of `raw`."""
 
 
 def gguf_model_config(path: Path) -> ModelConfig:
@@ -99,7 +106,7 @@ def config_from_metadata(metadata: Mapping[str, Any], shapes: Mapping[str, Seque
         max_position_embeddings=read.size(f"{arch}.context_length", fields.MAX_POSITIONS),
         rope=_rope(read, arch, head_dim, shapes),
         tie_word_embeddings="output.weight" not in shapes,
-        hidden_act="silu",
+        hidden_act="gelu_pytorch_tanh" if arch in _GELU_ARCHITECTURES else "silu",
         attention_bias="blk.0.attn_q.bias" in shapes,
         mlp_bias="blk.0.ffn_up.bias" in shapes,
         sliding_window=read.optional_size(f"{arch}.attention.sliding_window", fields.MAX_POSITIONS),
@@ -109,10 +116,34 @@ def config_from_metadata(metadata: Mapping[str, Any], shapes: Mapping[str, Seque
         sampling_defaults=fields.sampling_defaults(
             {name: metadata.get(key) for name, key in _SAMPLING_KEYS.items()}, where
         ),
-        raw={
-            key: value for key, value in metadata.items() if not (isinstance(value, list) and len(value) > _RAW_ITEMS)
-        },
+        raw=_raw(read, arch, hidden_size, num_heads, head_dim),
+        local_rope=_local_rope(read, arch, head_dim),
     )
+
+
+def _raw(read: fields.Reader, arch: str, hidden_size: int, num_heads: int, head_dim: int) -> dict[str, Any]:
+    """What a family reads beside the common keys, under config.json's names."""
+    raw: dict[str, Any] = {}
+    for name, key in _RAW_KEYS.items():
+        if read.values.get(f"{arch}.{key}") is not None:
+            raw[name] = read.number(f"{arch}.{key}", 0.0, 1e30, default=0.0)
+    pattern = read.values.get(f"{arch}.attention.sliding_window_pattern")
+    layers = read.size(f"{arch}.block_count", fields.MAX_LAYERS)
+    if isinstance(pattern, list) and len(pattern) == layers:
+        raw["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    elif isinstance(pattern, int) and not isinstance(pattern, bool):
+        raw["sliding_window_pattern"] = read.size(f"{arch}.attention.sliding_window_pattern", fields.MAX_LAYERS)
+    wide = layers == _WIDE_SCALE_LAYERS.get(arch)
+    raw["query_pre_attn_scalar"] = hidden_size // num_heads if wide else head_dim
+    return raw
+
+
+def _local_rope(read: fields.Reader, arch: str, head_dim: int) -> RopeConfig | None:
+    """Rotary settings of layers with a sliding window; only Gemma 3 has some of their own."""
+    if arch != "gemma3":
+        return None
+    theta = read.number(f"{arch}.rope.freq_base_swa", 0.0, 1e30, default=10000.0)
+    return RopeConfig(kind="default", theta=theta, dim=head_dim)
 
 
 def _uniform(value: Any) -> Any:
@@ -136,6 +167,25 @@ def _vocab_size(
     return rows
 
 
+def _yarn(read: fields.Reader, arch: str) -> dict[str, Any]:
+    """YaRN's temperature as llama.cpp computes it: the file's factors multiply it and do not replace it."""
+
+    def number(key: str, default: float) -> float:
+        return read.number(f"{arch}.rope.scaling.{key}", -1e30, 1e30, default=default)
+
+    # A negative share means that the file does not say.
+    extrapolation = number("yarn_ext_factor", -1.0)
+    extrapolation = 1.0 if extrapolation < 0 else extrapolation
+    multiplier = number("attn_factor", 1.0)
+    if extrapolation == 0:
+        multiplier *= number("yarn_attn_factor", 1.0)
+    given: dict[str, Any] = {"attention_multiplier": multiplier, "extrapolation": extrapolation}
+    log_multiplier = number("yarn_log_multiplier", 0.0)
+    if log_multiplier:
+        given |= {"mscale": 1.0, "mscale_all_dim": log_multiplier}
+    return given
+
+
 def _rope(read: fields.Reader, arch: str, head_dim: int, shapes: Mapping[str, Sequence[int]]) -> RopeConfig:
     where = read.where
     dim = read.size(f"{arch}.rope.dimension_count", head_dim, default=head_dim)
@@ -154,6 +204,8 @@ def _rope(read: fields.Reader, arch: str, head_dim: int, shapes: Mapping[str, Se
             value = read.values.get(f"{arch}.rope.scaling.{key}")
             if value is not None:
                 parameters[name] = value
+        if kind == "yarn":
+            parameters |= _yarn(read, arch)
         fields.check_scaling(kind, parameters, dim, where)
     factors = shapes.get("rope_freqs.weight")
     if factors is not None:

@@ -20,6 +20,35 @@ __all__ = ["ModelConfig", "RopeConfig", "load_model_config", "read_json"]
 _JSON_LIMIT = 64 << 20
 """Bytes: no configuration is near this; a larger file is not one."""
 
+# Values that transformers assumes where a config.json of this model type leaves them out, as Google's do.
+_GEMMA: dict[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma2": {
+        **_GEMMA,
+        "vocab_size": 256_000,
+        "max_position_embeddings": 8192,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+    "gemma3_text": {
+        **_GEMMA,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+    },
+}
+
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -50,12 +79,15 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
         model_type: transformers' `model_type`, or GGUF's `general.architecture`.
         rms_norm_eps: epsilon of the norms.
         max_position_embeddings: tokens of context the model was made for.
+        rope: of all layers, or of those with full attention.
+        local_rope: of the layers with a sliding window, where it differs.
         sliding_window: tokens a query sees, where the file names one.
         eos_token_ids: tokens that end an answer; unite them with the tokenizer's.
         dtype: stored dtype as the file says (`bfloat16`, ...), `gguf` for GGUF, None where it says nothing.
         sampling_defaults: temperature, top_p, top_k, min_p, repetition_penalty that the model's makers recommend;
             only those given.
-        raw: config.json, or GGUF metadata without the token lists, as read.
+        raw: config.json as read, the text part of nested ones, with the defaults of its model type; of GGUF metadata
+            what has a key in config.json.
     """
 
     architecture: str
@@ -80,6 +112,7 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     dtype: str | None
     sampling_defaults: dict[str, float]
     raw: dict[str, Any]
+    local_rope: RopeConfig | None = None
 
 
 def load_model_config(source: ModelSource) -> ModelConfig:
@@ -134,6 +167,7 @@ def config_from_json(raw: Mapping[str, Any], generation: Mapping[str, Any], wher
         where: the file, for messages.
     """
     _refuse_quantization(raw, where)
+    raw = _text_part(raw, where)
     read = fields.Reader(raw, where)
     num_heads = read.size("num_attention_heads", fields.MAX_HEADS)
     hidden_size = read.size("hidden_size", fields.MAX_WIDTH)
@@ -155,9 +189,10 @@ def config_from_json(raw: Mapping[str, Any], generation: Mapping[str, Any], wher
         intermediate_size=read.size("intermediate_size", fields.MAX_WIDTH),
         rms_norm_eps=read.number("rms_norm_eps", 0.0, 1.0, default=1e-6),
         max_position_embeddings=positions,
-        rope=_rope(raw, where, head_dim, positions),
+        rope=_rope(raw, where, head_dim, positions, "full_attention"),
+        local_rope=_local_rope(raw, where, head_dim, positions),
         tie_word_embeddings=read.flag("tie_word_embeddings", default=False),
-        hidden_act=read.text("hidden_act", default="silu"),
+        hidden_act=read.text("hidden_activation", default="") or read.text("hidden_act", default="silu"),
         attention_bias=read.flag("attention_bias", default=False),
         mlp_bias=read.flag("mlp_bias", default=False),
         sliding_window=read.optional_size("sliding_window", fields.MAX_POSITIONS),
@@ -176,6 +211,22 @@ def _sampling_defaults(generation: Mapping[str, Any], where: str) -> dict[str, f
         greedy = {"temperature": 0.0}
         return greedy | {key: value for key, value in found.items() if key == "repetition_penalty"}
     return found
+
+
+def _text_part(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The keys of the text model, under those of the whole, with the defaults of its model type."""
+    nested = raw.get("text_config")
+    if nested is None:
+        return {**_DEFAULTS.get(str(raw.get("model_type")), {}), **raw}
+    if not isinstance(nested, dict):
+        raise CorruptFile(f"{where}: `text_config` is {nested!r}; an object is expected")
+    text = {key: value for key, value in nested.items() if value is not None}
+    whole = {key: value for key, value in raw.items() if key not in ("text_config", "vision_config", "model_type")}
+    # The whole model says which tokens end an answer.
+    whole_first = {
+        key: raw[key] for key in ("architectures", "bos_token_id", "eos_token_id") if raw.get(key) is not None
+    }
+    return {**_DEFAULTS.get(str(nested.get("model_type")), {}), **whole, **text, **whole_first}
 
 
 def _architecture(raw: Mapping[str, Any], where: str) -> str:
@@ -197,7 +248,18 @@ def _refuse_quantization(raw: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _rope(raw: Mapping[str, Any], where: str, head_dim: int, positions: int) -> RopeConfig:
+def _local_rope(raw: Mapping[str, Any], where: str, head_dim: int, positions: int) -> RopeConfig | None:
+    """Rotary settings of the layers with a sliding window, where the file has some of their own."""
+    by_type = raw.get("rope_parameters")
+    if isinstance(by_type, dict) and isinstance(by_type.get("sliding_attention"), dict):
+        return _rope(raw, where, head_dim, positions, "sliding_attention")
+    if raw.get("rope_local_base_freq") is None:
+        return None
+    base = fields.Reader(raw, where).number("rope_local_base_freq", 0.0, 1e30, default=10000.0)
+    return RopeConfig(kind="default", theta=base, dim=head_dim)
+
+
+def _rope(raw: Mapping[str, Any], where: str, head_dim: int, positions: int, layer_type: str) -> RopeConfig:
     """Rotary settings, from transformers 5's `rope_parameters` or 4's `rope_theta` and `rope_scaling`."""
     parameters: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
@@ -207,7 +269,13 @@ def _rope(raw: Mapping[str, Any], where: str, head_dim: int, positions: int) -> 
         if not isinstance(value, dict):
             raise CorruptFile(f"{where}: `{key}` is {value!r}; an object is expected")
         if any(isinstance(entry, dict) for entry in value.values()):
-            raise UnsupportedModel(f"{where}: `{key}` differs by layer type, which Octavo cannot do yet")
+            unknown = sorted(set(value) - {"full_attention", "sliding_attention"})
+            if unknown or not isinstance(value.get(layer_type), dict):
+                raise UnsupportedModel(
+                    f"{where}: `{key}` has the layer types {', '.join(map(str, value))}; Octavo supports "
+                    "full_attention and sliding_attention"
+                )
+            value = value[layer_type]
         parameters.update(value)
     defaults = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}
     merged = {key: parameters.pop(key, None) for key in defaults}

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.errors import CorruptFile, ModelNotFound, UnsupportedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     import torch
 
     from octavo.loading.resolve import ModelSource
 
-__all__ = ["TORCH_NAMES", "WeightPart", "WeightSource", "open_weights"]
+__all__ = ["TORCH_NAMES", "RenamedWeights", "TensorName", "WeightPart", "WeightSource", "open_weights"]
 
 TORCH_NAMES = {
     "F64": "float64",
@@ -51,8 +51,33 @@ class WeightPart:
     owner: object = dataclasses.field(repr=False)
 
 
+class TensorName(Protocol):
+    """What a tensor is called in the files of each format; `octavo.layers.parameter.Parameter` says what each means."""
+
+    @property
+    def name(self) -> str:
+        """In Hugging Face's files."""
+        ...
+
+    @property
+    def gguf_name(self) -> str:
+        """In GGUF files."""
+        ...
+
+    @property
+    def gguf_heads(self) -> int:
+        """Heads whose rows GGUF files hold in pairs; 0 for the usual order."""
+        ...
+
+
 class WeightSource(ABC):
-    """The tensors of a model under Hugging Face's names, such as `model.layers.0.self_attn.q_proj.weight`."""
+    """The tensors of a model under Hugging Face's names, such as `model.layers.0.self_attn.q_proj.weight`.
+
+    Attributes:
+        has_offsets: norms that are applied as 1 + w are stored as that sum.
+    """
+
+    has_offsets = False
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -126,24 +151,69 @@ def part_to_torch(part: WeightPart, dtype: torch.dtype | None = None) -> torch.T
     return tensor if dtype is None else tensor.to(dtype)
 
 
-def open_weights(source: ModelSource) -> WeightSource:
+class RenamedWeights(WeightSource):
+    """Tensors of files that put a prefix of their own before the usual names.
+
+    Args:
+        inner: the files.
+        prefixes: from a prefix in the files to the usual one; the first that fits counts.
+    """
+
+    def __init__(self, inner: WeightSource, prefixes: Mapping[str, str]) -> None:
+        self.has_offsets = inner.has_offsets
+        self._inner = inner
+        self._stored: dict[str, str] = {}
+        for stored in inner.names():
+            name = next((new + stored[len(old) :] for old, new in prefixes.items() if stored.startswith(old)), stored)
+            self._stored[name] = stored
+
+    def names(self) -> list[str]:
+        """Names of all tensors, in the order they lie in the files."""
+        return list(self._stored)
+
+    def get(self, name: str) -> WeightPart:
+        """One tensor where it lies."""
+        return self._inner.get(self._stored.get(name, name))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored
+
+    def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(kind, shape) without touching the tensor's bytes."""
+        return self._inner.describe(self._stored.get(name, name))
+
+    def prefetch(self) -> None:
+        """Have the system read the files ahead."""
+        self._inner.prefetch()
+
+
+def open_weights(
+    source: ModelSource, tensors: Iterable[TensorName] = (), prefixes: Mapping[str, str] | None = None
+) -> WeightSource:
     """Open a model's tensors. Their headers are read; the system is asked to read the rest ahead.
+
+    Args:
+        source: the files.
+        tensors: what the model calls its tensors; GGUF files need it to be read under Hugging Face's names.
+        prefixes: of names in the model's folder that stand for others, see `RenamedWeights`.
 
     Raises:
         ModelNotFound: the folder holds no weights.
         CorruptFile: truncated or contradictory files, or missing shards.
         UnsupportedModel: formats and tensor types that Octavo does not know.
     """
-    weights = _open(source)
+    weights = _open(source, tensors)
+    if prefixes and source.kind != "gguf":
+        weights = RenamedWeights(weights, prefixes)
     weights.prefetch()
     return weights
 
 
-def _open(source: ModelSource) -> WeightSource:
+def _open(source: ModelSource, tensors: Iterable[TensorName]) -> WeightSource:
     if source.kind == "gguf":
         from octavo.loading.gguf import GgufWeights
 
-        return GgufWeights(source.path)
+        return GgufWeights(source.path, tensors)
     from octavo.loading.checkpoint import open_folder
 
     if source.kind == "config-only":

@@ -1,1 +1,1 @@
-"""Architectures: from a configuration to a `DecoderSpec`, and the names of the weights."""
+"""Model families: from a configuration to a decoder. A family is one file and a line in `registry`."""

@@ -12,8 +12,8 @@ import torch
 from octavo._core import NUM_ARENAS, PARAM_LEN
 from octavo.errors import EngineDead
 from octavo.kernels.step import PlanLayout
-from octavo.layers.cuda_inputs import StepSize
-from octavo.layers.operations import IntArray
+from octavo.layers.backend import IntArray
+from octavo.layers.backends.cuda_inputs import StepSize
 from octavo.runner.cuda_step import CudaStep
 from octavo.runner.device import WHOLE_DEVICE
 from octavo.runner.graphs import StepGraphs, bucket_table, buckets, samples_bound

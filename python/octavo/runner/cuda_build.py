@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import traceback
 from collections.abc import Callable
@@ -13,17 +12,15 @@ import msgspec
 import torch
 
 from octavo import _core
-from octavo.errors import NotEnoughMemory
+from octavo.errors import NotEnoughMemory, UnsupportedModel
 from octavo.kernels import sample
 from octavo.kernels.attention import CHUNK, AttentionShape
 from octavo.kernels.attention_decode import serves_on_hopper
 from octavo.kernels.attention_work import AttentionWork, work_bytes
 from octavo.kernels.linear import configure_cublas
 from octavo.kernels.step import PlanLayout
-from octavo.layers.cuda import MLP_ROWS, CudaOperations, check_kernels
-from octavo.layers.decoder import Decoder
-from octavo.layers.dummy import DummyWeights
-from octavo.layers.load import load_weights
+from octavo.layers.backends.cuda import MLP_ROWS, CudaBackend, attention_shape, check_kernels
+from octavo.layers.dummy_weights import DummyWeights
 from octavo.runner.cuda import CudaRunner
 from octavo.runner.cuda_step import CudaStep
 from octavo.runner.device import WHOLE_DEVICE, Gpu, find_gpu
@@ -36,11 +33,11 @@ from octavo.sampling_params import MAX_LOGPROBS
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
-    from octavo.layers.spec import DecoderSpec
-    from octavo.layers.weights import Weights
+    from octavo.layers.decoder import Decoder
+    from octavo.layers.parameter import Weights
     from octavo.loading.progress import Progress
 
-__all__ = ["build_cuda_runner", "compile_steps", "cuda_needs", "group_min_blocks", "launch_steps", "make_step"]
+__all__ = ["build_cuda_runner", "cuda_needs", "group_min_blocks", "launch_steps", "make_step"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,27 +54,27 @@ GROUP_MIN_TOKENS = CHUNK
 """Shared first tokens from which on reading them once for all rows is worth an item of its own."""
 
 
-def cuda_needs(config: EngineConfig, spec: DecoderSpec) -> DeviceNeeds:
-    """What a GPU asks for beside weights, activations and KV cache.
+def cuda_needs(config: EngineConfig, decoder: Decoder) -> DeviceNeeds:
+    """What a GPU needs besides weights, activations and KV cache.
 
     Raises:
         UnsupportedModel: heads that the kernels lack.
     """
-    check_kernels(spec)
-    shape = attention_shape(config, spec)
+    check_kernels(decoder)
     max_num_seqs, max_tokens = config.max_num_seqs, config.batched_tokens("cuda")
+    shapes = _attention_shapes(config, decoder)
 
     def scratch(length: int) -> int:
-        attention = [work_bytes(max_num_seqs, length, max_tokens, shape, window) for window in set(spec.windows)]
-        return sum(attention) + sample.workspace_bytes(max_num_seqs, spec.vocab_size)
+        attention = [work_bytes(max_num_seqs, length, max_tokens, shape, window) for window, shape in shapes.items()]
+        return sum(attention) + sample.workspace_bytes(max_num_seqs, decoder.vocab_size)
 
     return DeviceNeeds(
         device="cuda",
-        process_bytes=_reserve_bytes(spec.num_layers, max_num_seqs, max_tokens),
+        process_bytes=_reserve_bytes(len(decoder.blocks), max_num_seqs, max_tokens),
         process="kernels, graphs and libraries",
         mlp_rows=MLP_ROWS,
         head_rows=lambda _vocab_size: max_num_seqs,
-        kv_itemsize=1 if shape.kv_fp8 else None,
+        kv_itemsize=None if config.kv_cache_dtype == "auto" else 1,
         work_bytes=scratch,
         # The others, and all masks, are pinned memory of the host.
         num_arenas=1,
@@ -85,23 +82,24 @@ def cuda_needs(config: EngineConfig, spec: DecoderSpec) -> DeviceNeeds:
     )
 
 
+def _attention_shapes(config: EngineConfig, decoder: Decoder) -> dict[int, AttentionShape]:
+    """Attention as the kernels know it, by window: layers of one window share their work lists and partial results."""
+    shapes: dict[int, AttentionShape] = {}
+    for block in decoder.blocks:
+        spec = block.attention.spec
+        shape = attention_shape(spec, config.block_size, kv_fp8=config.kv_cache_dtype != "auto")
+        if shapes.setdefault(spec.window, shape) != shape:
+            raise UnsupportedModel(
+                f"{decoder.architecture}: layers of one window with different heads are not supported on a GPU; "
+                "run the model with `device: cpu`"
+            )
+    return dict(sorted(shapes.items()))
+
+
 def _reserve_bytes(num_layers: int, max_num_seqs: int, max_tokens: int) -> int:
     """`RESERVE_BYTES`, or more where many sizes of step and many layers make for many launches in graphs."""
     launches = len(step_sizes(max_num_seqs, max_tokens)) * num_layers * _LAUNCHES_A_LAYER
     return max(RESERVE_BYTES, _LIBRARIES_BYTES + launches * _LAUNCH_BYTES)
-
-
-def attention_shape(config: EngineConfig, spec: DecoderSpec) -> AttentionShape:
-    """The model's attention as the kernels know it."""
-    return AttentionShape(
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        block_size=config.block_size,
-        scale=spec.attention_scale,
-        softcap=spec.attention_softcap,
-        kv_fp8=config.kv_cache_dtype != "auto",
-    )
 
 
 def group_min_blocks(config: EngineConfig) -> int:
@@ -111,7 +109,7 @@ def group_min_blocks(config: EngineConfig) -> int:
 
 def make_step(
     config: EngineConfig,
-    spec: DecoderSpec,
+    decoder: Decoder,
     plan: MemoryPlan,
     open_weights: Callable[[], Weights],
     device: torch.device,
@@ -121,7 +119,7 @@ def make_step(
 
     Args:
         config: the settings.
-        spec: the model.
+        decoder: the model, without weights.
         plan: of the memory; its dtype is the model's.
         open_weights: gives the model's tensors.
         device: where to; on `meta`, steps can be compiled and not run.
@@ -131,18 +129,22 @@ def make_step(
         (makes the step once the plan's layout is known, bytes of the weights, bytes of the KV cache).
     """
     dtype = getattr(torch, plan.dtype)
-    operations = CudaOperations(spec, dtype, config.block_size, device, config.kv_cache_dtype)
-    weights = load_weights(spec, open_weights(), operations, num_positions=plan.max_model_len, progress=progress)
-    cache = operations.kv_cache(plan.num_blocks, config.block_size)
+    backend = CudaBackend(dtype, config.block_size, device, config.kv_cache_dtype)
+    decoder.load(open_weights(), backend, num_positions=plan.max_model_len, progress=progress)
+    cache = backend.kv_cache(decoder.cache_layout, plan.num_blocks, config.block_size)
     max_tokens = plan.max_num_batched_tokens
-    decoder = Decoder(spec, weights, operations, max_tokens=max_tokens, head_rows=plan.head_rows)
-    shape = attention_shape(config, spec)
-    on_hopper = serves_on_hopper(device, dtype, shape)
+    decoder.bind(max_tokens, plan.head_rows)
     works = {
         window: AttentionWork(
-            plan.max_num_seqs, plan.max_model_len, max_tokens, shape, window, device, on_hopper=on_hopper
+            plan.max_num_seqs,
+            plan.max_model_len,
+            max_tokens,
+            shape,
+            window,
+            device,
+            on_hopper=serves_on_hopper(device, dtype, shape),
         )
-        for window in sorted(set(spec.windows))
+        for window, shape in _attention_shapes(config, decoder).items()
     }
 
     def make(layout: PlanLayout) -> CudaStep:
@@ -158,12 +160,12 @@ def make_step(
             device=device,
         )
 
-    return make, weights.num_bytes, cache.num_bytes
+    return make, decoder.num_bytes, cache.num_bytes
 
 
 def build_cuda_runner(
     config: EngineConfig,
-    spec: DecoderSpec,
+    decoder: Decoder,
     plan: MemoryPlan,
     info: ModelInfo,
     open_weights: Callable[[], Weights],
@@ -182,7 +184,7 @@ def build_cuda_runner(
     device = torch.device("cuda", gpu.ordinal)
     meter = MemoryMeter(device)
     try:
-        make, weights_bytes, kv_bytes = _load(config, spec, plan, open_weights, gpu, progress)
+        make, weights_bytes, kv_bytes = _load(config, decoder, plan, open_weights, gpu, progress)
     except BaseException as error:
         restore()
         _free(error)
@@ -213,15 +215,16 @@ def build_cuda_runner(
 
 def _load(
     config: EngineConfig,
-    spec: DecoderSpec,
+    decoder: Decoder,
     plan: MemoryPlan,
     open_weights: Callable[[], Weights],
     gpu: Gpu,
     progress: Progress | None,
 ) -> tuple[Callable[[PlanLayout], CudaStep], int, int]:
     """As `make_step`, with the kernels compiled meanwhile."""
-    compiler = KernelCompiler(lambda: compile_steps(config, spec, plan), gpu.ordinal)
-    made = make_step(config, spec, plan, open_weights, torch.device("cuda", gpu.ordinal), progress)
+    small = decoder.representative()
+    compiler = KernelCompiler(lambda: launch_steps(config, small, plan, torch.device("meta")), gpu.ordinal)
+    made = make_step(config, decoder, plan, open_weights, torch.device("cuda", gpu.ordinal), progress)
     # What loading took for a while goes back, so that the sum of what is taken is of what stays.
     _give_back()
     compiler.wait()
@@ -281,28 +284,21 @@ def _check(plan: MemoryPlan, meter: MemoryMeter, gpu: Gpu) -> None:
         )
 
 
-def compile_steps(config: EngineConfig, spec: DecoderSpec, plan: MemoryPlan) -> None:
-    """Make every call of every kind and size of step, on tensors without memory.
+def launch_steps(config: EngineConfig, decoder: Decoder, plan: MemoryPlan, device: torch.device) -> None:
+    """Make a step with random weights; launch every kind and size of it once, and what only some steps need.
 
-    A layer of each window stands for all, and one more: of the last layer only the rows that sample are finished.
+    On `meta` this compiles every kernel of a model: give it `Decoder.representative` then.
     """
-    windows = tuple(sorted(set(spec.windows)))
-    windows += windows[:1]
-    small = dataclasses.replace(spec, num_layers=len(windows), windows=windows)
-    launch_steps(config, small, plan, torch.device("meta"))
-
-
-def launch_steps(config: EngineConfig, spec: DecoderSpec, plan: MemoryPlan, device: torch.device) -> None:
-    """Make a step with random weights, and launch every kind and size of it once, and what only some steps need."""
-    make, _, _ = make_step(config, spec, plan, lambda: DummyWeights(spec, 0), device)
+    make, _, _ = make_step(config, decoder, plan, lambda: DummyWeights(decoder.parameters(), 0), device)
     core = _core.Core(
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
-        vocab_size=spec.vocab_size,
+        vocab_size=decoder.vocab_size,
         eos_token_ids=[],
+        windows=list(decoder.cache_layout.windows),
     )
     step = make(PlanLayout.of(core.layout(), core.arena_len()))
     for size in step_sizes(plan.max_num_seqs, plan.max_num_batched_tokens):

@@ -12,13 +12,13 @@ from octavo.kernels.attention_work import plan_attention
 from octavo.kernels.sample import SampleWorkspace, sample
 from octavo.kernels.sample_constrain import constrain
 from octavo.kernels.step import DeviceState, PlanLayout, Samples, count_history, publish, take_plan
-from octavo.layers.cuda_inputs import CudaStepInputs, StepSize, has_groups, has_prompts
+from octavo.layers.backends.cuda_inputs import CudaStepInputs, StepSize, has_groups, has_prompts
 from octavo.runner.interface import mask_words
 
 if TYPE_CHECKING:
     from octavo.kernels.attention_work import AttentionWork
+    from octavo.layers.backend import KvCache
     from octavo.layers.decoder import Decoder
-    from octavo.layers.operations import KvCache
 
 __all__ = ["CudaStep"]
 
@@ -59,7 +59,7 @@ class CudaStep:
         max_logprobs: int,
         device: torch.device,
     ) -> None:
-        vocab_size = decoder.spec.vocab_size
+        vocab_size = decoder.vocab_size
         pinned = device.type == "cuda"
         host = device if device.type == "meta" else torch.device("cpu")
         self.layout = layout

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo.errors import EngineDead
-from octavo.layers.cuda_inputs import StepSize
+from octavo.layers.backends.cuda_inputs import StepSize
 from octavo.runner.device import WHOLE_DEVICE
 
 if TYPE_CHECKING:
-    from octavo.layers.cuda_inputs import StepKind
+    from octavo.layers.backends.cuda_inputs import StepKind
 
 __all__ = ["StepGraphs", "bucket_table", "buckets", "samples_bound", "step_sizes"]
 

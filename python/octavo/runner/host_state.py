@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo._core import NUM_ARENAS, PARAM_LEN
-from octavo.layers.cpu import mapped_zeros
-from octavo.layers.operations import Buffer, IntArray, Memory, StepInputs
+from octavo.layers.backend import Buffer, IntArray, Memory, StepInputs
+from octavo.layers.backends.cpu import mapped_zeros
 from octavo.runner.interface import mask_words
 
 if TYPE_CHECKING:

@@ -39,6 +39,7 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
         device: `cpu` or `cuda`.
         weights_bytes: of the weights as they lie in memory.
         kv_bytes: of the whole KV cache.
+        cache_windows: the window of each cache group, 0 for full attention; see `KvCacheLayout`.
         eos_token_ids: tokens that end an answer, by the model's own files.
         group_min_blocks: first blocks that decode rows must share to be read once for all of them; 0 for never.
         sampling_defaults: `SamplingParams` fields that the model's makers recommend, for requests that name none.
@@ -54,6 +55,7 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
     device: str
     weights_bytes: int
     kv_bytes: int
+    cache_windows: tuple[int, ...] = (0,)
     eos_token_ids: tuple[int, ...] = ()
     group_min_blocks: int = 0
     sampling_defaults: dict[str, float] = {}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo._core import NUM_ARENAS, PARAM_LEN
+from octavo._core import NUM_ARENAS, PARAM_LEN, max_blocks_per_sequence
 from octavo.errors import ConfigError, NotEnoughMemory
 from octavo.runner.interface import mask_words
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
-    from octavo.layers.spec import DecoderSpec
+    from octavo.layers.decoder import Decoder
 
 __all__ = [
     "ITEM_SIZES",
@@ -23,9 +25,10 @@ __all__ = [
     "cpu_needs",
     "format_bytes",
     "head_rows",
-    "model_len_limit",
     "plan_memory",
 ]
+
+_LOG = logging.getLogger(__name__)
 
 ITEM_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -86,8 +89,9 @@ class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
         workspace_bytes: activations, logits and scratch of the largest step.
         scratch_bytes: of that, what attention and sampling keep for themselves.
         state_bytes: block tables, plan arenas, sampling state; penalty counts as if every sequence had penalties.
-        block_bytes: one block of the KV cache, all layers.
+        block_bytes: one block of the KV cache, all layers in it.
         block_size: tokens a block.
+        cache_windows: the window of each cache group, 0 for full attention.
         num_blocks: blocks, the null block included.
         max_model_len: tokens of one sequence, at most.
         model_len_limit: what the model itself allows.
@@ -114,7 +118,12 @@ class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     head_rows: int
+    cache_windows: tuple[int, ...] = (0,)
     scratch_bytes: int = 0
+
+    def sequence_blocks(self, length: int) -> int:
+        """Blocks that one sequence of `length` tokens takes at most, in all cache groups together."""
+        return max_blocks_per_sequence(length, self.block_size, list(self.cache_windows), self.max_num_batched_tokens)
 
     @property
     def kv_bytes(self) -> int:
@@ -133,7 +142,9 @@ class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
 
     def render(self) -> str:
         """The plan as lines of text for a terminal."""
-        tokens = (self.num_blocks - 1) * self.block_size
+        cache = f"{self.num_blocks:,} blocks of {self.block_size}"
+        if len(self.cache_windows) == 1:
+            cache += f": {(self.num_blocks - 1) * self.block_size:,} tokens"
         length = f"{self.max_model_len:,} tokens a sequence"
         if self.max_model_len < self.model_len_limit:
             length += f" (the model allows {self.model_len_limit:,})"
@@ -144,7 +155,7 @@ class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
                 self.workspace_bytes - self.scratch_bytes,
                 f"{self.max_num_batched_tokens:,} tokens a step",
             ),
-            ("KV cache", self.kv_bytes, f"{self.num_blocks:,} blocks of {self.block_size}: {tokens:,} tokens"),
+            ("KV cache", self.kv_bytes, cache),
             ("step state", self.state_bytes, f"{self.max_num_seqs:,} sequences"),
             ("process", self.process_bytes, self.process),
             ("total", self.total_bytes, f"of {format_bytes(self.usable_bytes)} usable"),
@@ -176,16 +187,6 @@ def head_rows(vocab_size: int, max_num_seqs: int) -> int:
     return min(rows, max_num_seqs)
 
 
-def model_len_limit(spec: DecoderSpec) -> int:
-    """Tokens of one sequence that the model's positions allow."""
-    rotary = spec.rotary
-    if rotary.kind == "dynamic":
-        return int(rotary.max_position * rotary.factor)
-    if rotary.kind == "yarn":
-        return max(rotary.max_position, int(rotary.original_max_position * rotary.factor))
-    return rotary.max_position
-
-
 def cpu_needs(mlp_rows: int, max_num_seqs: int) -> DeviceNeeds:
     """What a CPU asks for; its default is to leave the machine to others but for 1 GiB of KV cache."""
     return DeviceNeeds(
@@ -199,7 +200,7 @@ def cpu_needs(mlp_rows: int, max_num_seqs: int) -> DeviceNeeds:
 
 
 def plan_memory(
-    config: EngineConfig, spec: DecoderSpec, *, name: str, dtype: str, free_bytes: int, needs: DeviceNeeds
+    config: EngineConfig, decoder: Decoder, *, name: str, dtype: str, free_bytes: int, needs: DeviceNeeds
 ) -> MemoryPlan:
     """Divide the memory that is free.
 
@@ -209,7 +210,7 @@ def plan_memory(
 
     Args:
         config: the settings.
-        spec: the model.
+        decoder: the model, without weights.
         name: the model's name, for messages.
         dtype: resolved; a key of `ITEM_SIZES`.
         free_bytes: what this process may take.
@@ -219,18 +220,27 @@ def plan_memory(
         ConfigError: `max_model_len` beyond the model's positions.
         NotEnoughMemory: weights, or one sequence's blocks, do not fit; with the figures and the remedy.
     """
-    limit = model_len_limit(spec)
+    limit = decoder.position_limit
     length = config.max_model_len or limit
-    if length > limit:
+    if length > decoder.stretched_limit:
         raise ConfigError(
-            f"max_model_len: {length} is more than the {limit} positions that {name} knows; use {limit} or less"
+            f"max_model_len: {length} is more than the {decoder.stretched_limit} positions that {name} knows; use "
+            f"{decoder.stretched_limit} or less"
         )
-    plan = _divide(config, spec, name=name, dtype=dtype, free_bytes=free_bytes, needs=needs, length=length)
-    tokens = (plan.num_blocks - 1) * plan.block_size
-    if tokens >= length:
+    if length > limit:
+        _LOG.warning(
+            "max_model_len %s is taken: %s names %s positions and scales them linearly up to %s; output beyond its "
+            "training length may be worse",
+            length,
+            name,
+            limit,
+            decoder.stretched_limit,
+        )
+    plan = _divide(config, decoder, name=name, dtype=dtype, free_bytes=free_bytes, needs=needs, length=length)
+    if plan.sequence_blocks(length) < plan.num_blocks:
         return plan
     if config.max_model_len is not None:
-        blocks = _blocks(length, plan.block_size) + 1
+        blocks = plan.sequence_blocks(length) + 1
         named = _named_cache(config)
         raise _too_small(
             plan,
@@ -239,12 +249,13 @@ def plan_memory(
             f"raise {named}" if named else None,
         )
     # Shorter sequences need less scratch, so as many blocks fit at least.
-    return _divide(config, spec, name=name, dtype=dtype, free_bytes=free_bytes, needs=needs, length=tokens)
+    longest = bisect.bisect_right(range(length), plan.num_blocks - 1, key=plan.sequence_blocks) - 1
+    return _divide(config, decoder, name=name, dtype=dtype, free_bytes=free_bytes, needs=needs, length=longest)
 
 
 def _divide(
     config: EngineConfig,
-    spec: DecoderSpec,
+    decoder: Decoder,
     *,
     name: str,
     dtype: str,
@@ -255,7 +266,7 @@ def _divide(
     """The plan for sequences of a length, which one sequence may turn out not to fit."""
     itemsize = ITEM_SIZES[dtype]
     max_tokens = config.batched_tokens(needs.device)
-    rows = needs.head_rows(spec.vocab_size)
+    rows = needs.head_rows(decoder.vocab_size)
     scratch = needs.work_bytes(length)
     plan = MemoryPlan(
         model=name,
@@ -265,17 +276,18 @@ def _divide(
         usable_bytes=int(free_bytes * config.gpu_memory_utilization),
         process_bytes=needs.process_bytes,
         process=needs.process,
-        weights_bytes=spec.num_parameters() * itemsize + length * spec.rotary.dim * 4,
-        workspace_bytes=spec.workspace_bytes(max_tokens, needs.mlp_rows, rows, itemsize) + scratch,
-        state_bytes=_state_bytes(config, spec, length, max_tokens, needs),
-        block_bytes=config.block_size * spec.kv_bytes_per_token(needs.kv_itemsize or itemsize),
+        weights_bytes=decoder.weights_bytes(itemsize, length),
+        workspace_bytes=decoder.workspace(max_tokens, rows, needs.mlp_rows).num_bytes(itemsize) + scratch,
+        state_bytes=_state_bytes(config, decoder, length, max_tokens, needs),
+        block_bytes=decoder.cache_layout.block_bytes(config.block_size, needs.kv_itemsize or itemsize),
         block_size=config.block_size,
         num_blocks=0,
         max_model_len=length,
-        model_len_limit=model_len_limit(spec),
+        model_len_limit=decoder.position_limit,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_tokens,
         head_rows=rows,
+        cache_windows=decoder.cache_layout.windows,
         scratch_bytes=scratch,
     )
     return msgspec.structs.replace(plan, num_blocks=_num_blocks(config, plan, needs.default_kv_bytes))
@@ -284,7 +296,7 @@ def _divide(
 def _num_blocks(config: EngineConfig, plan: MemoryPlan, default_kv_bytes: int | None) -> int:
     """Blocks of the KV cache, the null block included; at least two."""
     left = plan.usable_bytes - plan.fixed_bytes
-    one_sequence = _blocks(plan.max_model_len, plan.block_size) + 1
+    one_sequence = plan.sequence_blocks(plan.max_model_len) + 1
     if left < 2 * plan.block_bytes:
         raise _too_small(plan, "not even one block of KV cache fits", max(left // plan.block_bytes, 0))
     if config.num_blocks is not None:
@@ -345,16 +357,16 @@ def _blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def _state_bytes(config: EngineConfig, spec: DecoderSpec, length: int, max_tokens: int, needs: DeviceNeeds) -> int:
+def _state_bytes(config: EngineConfig, decoder: Decoder, length: int, max_tokens: int, needs: DeviceNeeds) -> int:
     """Block tables, sampling state, masks and the arenas; the arenas' small arrays are about 64 numbers a row."""
-    rows, blocks = config.max_num_seqs, _blocks(length, config.block_size)
-    tables = rows * (blocks + PARAM_LEN + 2)
+    rows, blocks, groups = config.max_num_seqs, _blocks(length, config.block_size), len(decoder.cache_layout.windows)
+    tables = rows * (groups * blocks + PARAM_LEN + 2)
     # As the core's `table_update_capacity`.
     least = blocks + 2 * rows + _blocks(max_tokens, config.block_size)
-    updates = max(least, min(rows * blocks, _MAX_TABLE_UPDATES))
+    updates = groups * max(least, min(rows * blocks, _MAX_TABLE_UPDATES))
     # As its `bias_capacity`, but for the end tokens of the model.
     biases = max(_ROW_BIASES, min(rows * _ROW_BIASES, _MAX_BIASES))
-    arenas = needs.num_arenas * (3 * max_tokens + 64 * rows + 3 * updates + 3 * biases)
-    counts = rows * spec.vocab_size
-    masks = needs.num_mask_arenas * rows * mask_words(spec.vocab_size)
+    arenas = needs.num_arenas * ((2 + groups) * max_tokens + 64 * rows + 3 * updates + 3 * biases)
+    counts = rows * decoder.vocab_size
+    masks = needs.num_mask_arenas * rows * mask_words(decoder.vocab_size)
     return 4 * (tables + arenas + counts + masks)

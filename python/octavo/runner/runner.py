@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo.layers.backend import IntArray, KvCache
 from octavo.layers.decoder import Decoder
-from octavo.layers.operations import IntArray, KvCache
 from octavo.runner.host_state import Arena, HostState
 from octavo.runner.interface import ModelInfo, StepResult
 from octavo.runner.sampler import Sampler
@@ -62,7 +62,7 @@ class ModelRunner:
     def attach(self, core: Core) -> None:
         """As `Runner.attach`."""
         stride = -(-self.info.max_model_len // self.info.block_size)
-        buffer = self._decoder.operations.buffer
+        buffer = self._decoder.backend.buffer
         state = HostState(core, buffer, self._max_num_seqs, stride, self.info.vocab_size)
         self.arenas = [arena.memory for arena in state.arenas]
         self.results = [arena.result for arena in state.arenas]

@@ -10,10 +10,10 @@ import msgspec
 
 from octavo import _core
 from octavo.errors import ConfigError, NotEnoughMemory
-from octavo.layers.cpu import MLP_ROWS, check_kernels
+from octavo.layers.backends.cpu import MLP_ROWS, check_kernels
 from octavo.loading.model_config import ModelConfig, load_model_config
 from octavo.loading.progress import Progress
-from octavo.models.registry import decoder_spec
+from octavo.models.registry import build_decoder
 from octavo.runner.device import find_gpu, resolve_device, resolve_dtype, why_cpu
 from octavo.runner.host import free_memory
 from octavo.runner.interface import ModelInfo, Runner
@@ -21,8 +21,8 @@ from octavo.runner.memory import MemoryPlan, cpu_needs, plan_memory
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
-    from octavo.layers.spec import DecoderSpec
-    from octavo.layers.weights import Weights
+    from octavo.layers.decoder import Decoder
+    from octavo.layers.parameter import Weights
     from octavo.loading.resolve import ModelSource
 
 __all__ = ["build_runner", "plan_model"]
@@ -36,24 +36,32 @@ def plan_model(config: EngineConfig, source: ModelSource) -> MemoryPlan:
     """
     if source.kind == "fake":
         raise ConfigError("load_format: a fake model takes no memory that could be planned; use `auto` or `dummy`")
-    return _plan(config, source, decoder_spec(load_model_config(source)))
+    return _plan(config, source, _decoder(config, source, load_model_config(source)))
 
 
-def _plan(config: EngineConfig, source: ModelSource, spec: DecoderSpec) -> MemoryPlan:
+def _decoder(config: EngineConfig, source: ModelSource, model: ModelConfig) -> Decoder:
+    """The model without weights; with a head of its own where its files hold one against their configuration."""
+    decoder = build_decoder(model)
+    if decoder.head.tied and config.load_format != "dummy" and source.kind != "config-only":
+        decoder.head.untie(_open(config, source, decoder))
+    return decoder
+
+
+def _plan(config: EngineConfig, source: ModelSource, decoder: Decoder) -> MemoryPlan:
     device = resolve_device(config)
     dtype = resolve_dtype(config, device)
     if device == "cuda":
         from octavo.runner.cuda_build import cuda_needs
 
-        needs, free_bytes = cuda_needs(config, spec), find_gpu().free_bytes
+        needs, free_bytes = cuda_needs(config, decoder), find_gpu().free_bytes
     else:
         if config.kv_cache_dtype != "auto":
             raise ConfigError(
                 f"kv_cache_dtype: `{config.kv_cache_dtype}` is not supported on a CPU; use `auto`{why_cpu(config)}"
             )
-        check_kernels(spec)
+        check_kernels(decoder)
         needs, free_bytes = cpu_needs(MLP_ROWS, config.max_num_seqs), free_memory()
-    return plan_memory(config, spec, name=source.name, dtype=dtype, free_bytes=free_bytes, needs=needs)
+    return plan_memory(config, decoder, name=source.name, dtype=dtype, free_bytes=free_bytes, needs=needs)
 
 
 def build_runner(
@@ -72,19 +80,20 @@ def build_runner(
         NotEnoughMemory: with the figures.
     """
     model = load_model_config(source)
-    spec = decoder_spec(model)
-    plan = _plan(config, source, spec)
+    decoder = _decoder(config, source, model)
+    plan = _plan(config, source, decoder)
     info = ModelInfo(
         name=source.name,
-        architecture=spec.architecture,
+        architecture=decoder.architecture,
         max_model_len=plan.max_model_len,
-        vocab_size=spec.vocab_size,
+        vocab_size=decoder.vocab_size,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
         dtype=plan.dtype,
         device=plan.device,
         weights_bytes=plan.weights_bytes,
         kv_bytes=plan.kv_bytes,
+        cache_windows=decoder.cache_layout.windows,
         eos_token_ids=model.eos_token_ids,
         sampling_defaults={**source.sampling_defaults, **model.sampling_defaults},
     )
@@ -92,7 +101,7 @@ def build_runner(
     if plan.device == "cuda":
         from octavo.runner.cuda_build import build_cuda_runner as build
     try:
-        runner = build(config, spec, plan, info, functools.partial(_open, config, source, model), progress)
+        runner = build(config, decoder, plan, info, functools.partial(_open, config, source, decoder), progress)
     except MemoryError as error:
         raise NotEnoughMemory(f"{plan.model}: memory ran out while loading.\n{plan.render()}") from error
     return runner, runner.info
@@ -100,36 +109,34 @@ def build_runner(
 
 def _build_cpu_runner(
     config: EngineConfig,
-    spec: DecoderSpec,
+    decoder: Decoder,
     plan: MemoryPlan,
     info: ModelInfo,
     open_weights: Callable[[], Weights],
     progress: Progress | None,
 ) -> Runner:
-    from octavo.layers.cpu import CpuOperations
-    from octavo.layers.decoder import Decoder
-    from octavo.layers.load import load_weights
+    from octavo.layers.backends.cpu import CpuBackend
     from octavo.runner.runner import ModelRunner
     from octavo.runner.sampler import CpuSampler
 
     if config.num_threads is not None:
         _core.cpu_set_num_threads(config.num_threads)
-    operations = CpuOperations(spec, plan.dtype, config.block_size)
+    backend = CpuBackend(plan.dtype, config.block_size)
     # Before the weights, so that its pages are made resident while they load.
-    cache = operations.kv_cache(plan.num_blocks, config.block_size)
-    weights = load_weights(spec, open_weights(), operations, num_positions=plan.max_model_len, progress=progress)
-    decoder = Decoder(spec, weights, operations, max_tokens=plan.max_num_batched_tokens, head_rows=plan.head_rows)
-    info = msgspec.structs.replace(info, weights_bytes=weights.num_bytes, kv_bytes=cache.num_bytes)
+    cache = backend.kv_cache(decoder.cache_layout, plan.num_blocks, config.block_size)
+    decoder.load(open_weights(), backend, num_positions=plan.max_model_len, progress=progress)
+    decoder.bind(plan.max_num_batched_tokens, plan.head_rows)
+    info = msgspec.structs.replace(info, weights_bytes=decoder.num_bytes, kv_bytes=cache.num_bytes)
     return ModelRunner(decoder, cache, CpuSampler(), info, config.max_num_seqs)
 
 
-def _open(config: EngineConfig, source: ModelSource, model: ModelConfig) -> Weights:
+def _open(config: EngineConfig, source: ModelSource, decoder: Decoder) -> Weights:
     if config.load_format == "dummy":
-        from octavo.layers.dummy import DummyWeights
+        from octavo.layers.dummy_weights import DummyWeights
 
-        return DummyWeights(decoder_spec(model), config.seed)
+        return DummyWeights(decoder.parameters(), config.seed)
     from octavo.loading.weights import open_weights
 
-    weights = open_weights(source)
-    weights.prefetch()
-    return weights
+    # A tied head may still lie in the files: it has a name there.
+    tensors = [*decoder.parameters(), *decoder.head.own.parameters()]
+    return open_weights(source, tensors, decoder.prefixes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from octavo import _core
-from octavo.layers.operations import IntArray, Memory
+from octavo.layers.backend import IntArray, Memory
 
 if TYPE_CHECKING:
     from octavo._core import StepPlan

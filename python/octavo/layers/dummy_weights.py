@@ -1,18 +1,18 @@
-"""Random weights from a model's description alone, for speed and memory without a checkpoint."""
+"""Random weights from a model's configuration alone, for measurements without a checkpoint."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import zlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import ModelError
-from octavo.layers.spec import DecoderSpec
-from octavo.layers.weights import expected_tensors
+from octavo.layers.parameter import Parameter
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +38,10 @@ class DummyWeights:
     Matrices are normal with deviation 0.02, norms and rotary divisors are ones, biases are zeros.
     """
 
-    def __init__(self, spec: DecoderSpec, seed: int) -> None:
-        self._shapes = expected_tensors(spec)
+    has_offsets = True
+
+    def __init__(self, parameters: Iterable[Parameter], seed: int) -> None:
+        self._shapes = {parameter.name: parameter.shape for parameter in parameters}
         self._seed = seed
 
     def names(self) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from octavo.layers.operations import StepInputs
+from octavo.layers.backend import StepInputs
 
 if TYPE_CHECKING:
     from octavo.kernels.attention_work import AttentionWork
@@ -92,14 +92,15 @@ class CudaStepInputs(StepInputs):
         def view(name: str) -> Tensor:
             return layout.view(state.plan, name)
 
+        num_groups = layout.sizes["slot_mapping"] // layout.sizes["token_ids"]
         return cls(
             token_ids=view("token_ids"),
             positions=view("positions"),
-            slot_mappings=[view("slot_mapping")],
+            slot_mappings=list(view("slot_mapping").view(num_groups, -1)),
             rows=view("rows"),
             seq_lens=view("seq_lens"),
             query_start=view("query_start"),
-            block_tables=[state.block_tables],
+            block_tables=list(state.block_tables.view(num_groups, -1, state.block_tables.shape[1])),
             table_stride=state.block_tables.shape[1],
             num_tokens=size.tokens,
             num_rows=rows,

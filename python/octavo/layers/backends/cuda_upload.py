@@ -21,7 +21,7 @@ import torch
 
 from octavo import _core
 from octavo.errors import ModelError
-from octavo.layers.weights import WeightPart, Weights
+from octavo.layers.parameter import WeightPart, Weights
 
 __all__ = ["DrawsOnDevice", "stacked_weight"]
 

@@ -1,0 +1,1 @@
+"""The devices that models run on."""
