@@ -61,7 +61,7 @@ def main(capability: int, architecture: str, windows: tuple[int, ...]) -> None:
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
         major=capability // 10, minor=capability % 10, multi_processor_count=100
     )
-    config = EngineConfig(model="m", max_num_seqs=48, max_num_batched_tokens=1024, max_model_len=2048, num_blocks=200)
+    config = EngineConfig(model="m", max_num_seqs=48, max_num_batched_tokens=1024, max_model_len=2048, num_blocks=400)
     plan = plan_memory(
         config, decoder, name="m", dtype="bfloat16", free_bytes=8 << 30, needs=cuda_needs(config, decoder)
     )
