@@ -81,6 +81,11 @@ class PlanLayout:
             length,
         )
 
+    @property
+    def num_groups(self) -> int:
+        """Cache groups: each has a slot mapping of all tokens."""
+        return self.sizes["slot_mapping"] // self.sizes["token_ids"]
+
     def view(self, plan: Tensor, name: str) -> Tensor:
         """The named array of a plan int32[length]."""
         return plan[self.offsets[name] : self.offsets[name] + self.sizes[name]]
@@ -107,7 +112,6 @@ class DeviceState:
     @classmethod
     def empty(cls, layout: PlanLayout, max_num_seqs: int, table_stride: int, device: torch.device) -> DeviceState:
         """The state before the first step, whose arena is the second."""
-        num_groups = layout.sizes["slot_mapping"] // layout.sizes["token_ids"]
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -115,7 +119,7 @@ class DeviceState:
         return cls(
             torch.ones(1, dtype=torch.int32, device=device),
             zeros(layout.length),
-            zeros(num_groups * max_num_seqs, table_stride),
+            zeros(layout.num_groups * max_num_seqs, table_stride),
             zeros(max_num_seqs, PARAM_LEN),
             zeros(max_num_seqs),
         )
@@ -155,7 +159,7 @@ class Samples:
         )
 
 
-@triton.jit(do_not_specialize=["tokens", "rows", "table_stride"])
+@triton.jit(do_not_specialize=["tokens", "rows", "table_stride", "group_stride"])
 def _take_plan_kernel(
     arenas,
     turn,
@@ -187,7 +191,9 @@ def _take_plan_kernel(
     tokens,
     rows,
     table_stride,
+    group_stride,
     PARAM_LEN: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -217,6 +223,10 @@ def _take_plan_kernel(
             tl.store(plan + token_ids_at + i, tl.where(real, token, 0), mask=given)
             tl.store(plan + positions_at + i, tl.where(real, position, 0), mask=given)
             tl.store(plan + slot_mapping_at + i, tl.where(real, slot, -1), mask=given)
+            for group in tl.static_range(1, NUM_GROUPS):
+                at = slot_mapping_at + group * group_stride + i
+                slot = tl.load(arena + at, mask=given, other=0)
+                tl.store(plan + at, tl.where(real, slot, -1), mask=given)
     elif job == 1:
         num_logits = tl.load(arena + 3)
         for start in range(first, rows + 1, step):
@@ -283,7 +293,7 @@ def take_plan(arenas: Tensor, layout: PlanLayout, state: DeviceState, *, tokens:
     """Take the next plan in: its arrays to `state.plan`, its changes to block tables and parameters.
 
     Token ids of -1 become the last tokens of their slots. Tokens from the step's count to `tokens` become padding (id
-    0, position 0, cache slot -1), rows and samples beyond theirs point at slot 0 and token 0.
+    0, position 0, cache slot -1 in every cache group), rows and samples beyond theirs point at slot 0 and token 0.
 
     Args:
         arenas: int32[NUM_ARENAS, length], pinned where the device is a GPU.
@@ -306,7 +316,9 @@ def take_plan(arenas: Tensor, layout: PlanLayout, state: DeviceState, *, tokens:
         tokens,
         rows,
         state.block_tables.shape[1],
+        layout.sizes["token_ids"],
         PARAM_LEN=PARAM_LEN,
+        NUM_GROUPS=layout.num_groups,
         BLOCK=_TAKE_BLOCK,
         num_warps=4,
     )
@@ -454,7 +466,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     """Each kernel once: what they compile to does not depend on the model."""
     offsets = dict.fromkeys([f"{name}_at" for name in _TAKEN], "i32") | {"length": "i32"}
     device = dict.fromkeys(("arenas", "turn", "plan", "block_tables", "slot_params", "last_token"), "*i32")
-    bounds = dict.fromkeys(("tokens", "rows", "table_stride"), "i32")
+    bounds = dict.fromkeys(("tokens", "rows", "table_stride", "group_stride"), "i32")
     sampled = {
         f"{place}{name}": kind
         for place in ("", "ring_")
@@ -467,7 +479,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
         CompileCase(
             _take_plan_kernel,
             device | offsets | bounds,
-            {"PARAM_LEN": PARAM_LEN, "BLOCK": _TAKE_BLOCK},
+            {"PARAM_LEN": PARAM_LEN, "NUM_GROUPS": 1, "BLOCK": _TAKE_BLOCK},
             aligned=tuple(offsets),
         ),
         CompileCase(

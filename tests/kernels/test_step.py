@@ -47,9 +47,9 @@ SIZES = {
 GARBAGE = -123456
 
 
-def make_layout() -> PlanLayout:
+def make_layout(num_groups: int = 1) -> PlanLayout:
     arrays, offset = [], 0
-    for name, size in SIZES.items():
+    for name, size in (SIZES | {"slot_mapping": num_groups * MAX_TOKENS}).items():
         arrays.append((name, offset, size))
         offset += -(-size // 32) * 32
     return PlanLayout.of(arrays, offset)
@@ -185,10 +185,38 @@ def test_a_plan_is_taken_in(device: torch.device) -> None:
     assert state.last_token.tolist() == list(range(5000, 5000 + MAX_SEQS))
 
 
+@pytest.mark.parametrize(("decode_rows", "prompt", "tokens"), [(3, 0, 8), (2, 520, 640)])
+def test_every_cache_group_gets_its_slots_and_tables(
+    device: torch.device, decode_rows: int, prompt: int, tokens: int
+) -> None:
+    num_groups, layout = 3, make_layout(3)
+    arenas = pinned((NUM_ARENAS, layout.length), device)
+    state = DeviceState.empty(layout, MAX_SEQS, STRIDE, device)
+    rng = np.random.default_rng(4)
+    step = Step(rng, decode_rows=decode_rows, prompts=(prompt,) if prompt else (), logits=decode_rows, updates=9)
+    # Tables of a group follow those of the one before.
+    step.arrays["table_slots"] = step.arrays["table_slots"] + MAX_SEQS * (np.arange(9) % num_groups)
+    slots = rng.integers(0, 9999, (num_groups, step.tokens))
+    step.arrays["slot_mapping"] = np.full((num_groups, MAX_TOKENS), GARBAGE)
+    step.arrays["slot_mapping"][:, : step.tokens] = slots
+    step.arrays["slot_mapping"] = step.arrays["slot_mapping"].reshape(-1)
+    step.write(layout, arenas[1])
+    state.plan.fill_(GARBAGE)
+    take_plan(arenas, layout, state, tokens=tokens, rows=min(tokens, MAX_SEQS))
+    taken = layout.view(state.plan, "slot_mapping").view(num_groups, MAX_TOKENS).cpu().numpy()
+    np.testing.assert_array_equal(taken[:, : step.tokens], slots)
+    assert (taken[:, step.tokens : tokens] == -1).all()
+    assert (taken[:, tokens:] == GARBAGE).all()
+    tables = np.zeros((num_groups * MAX_SEQS, STRIDE), dtype=np.int32)
+    tables[step.arrays["table_slots"], step.arrays["table_indices"]] = step.arrays["table_blocks"]
+    np.testing.assert_array_equal(state.block_tables.cpu(), tables)
+
+
 @pytest.mark.parametrize("num_logits", [1, 64, 100])
 def test_samples_are_published_in_turn(device: torch.device, num_logits: int) -> None:
     slots, width = 128, 5
-    layout = PlanLayout.of([("counts", 0, 16), ("logits_slots", 32, slots)], 32 + slots)
+    arrays = [("counts", 0, 16), ("logits_slots", 32, slots), ("token_ids", 160, 1), ("slot_mapping", 192, 1)]
+    layout = PlanLayout.of(arrays, 224)
     state = DeviceState.empty(layout, slots, 1, device)
     samples, ring = Samples.empty(slots, width, device), Samples.empty(slots, width, device, ring=True)
     counts, order = layout.view(state.plan, "counts"), layout.view(state.plan, "logits_slots")

@@ -92,7 +92,7 @@ class CudaStepInputs(StepInputs):
         def view(name: str) -> Tensor:
             return layout.view(state.plan, name)
 
-        num_groups = layout.sizes["slot_mapping"] // layout.sizes["token_ids"]
+        num_groups = layout.num_groups
         return cls(
             token_ids=view("token_ids"),
             positions=view("positions"),
