@@ -60,6 +60,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def sliding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose layers form two cache groups."""
+    config = transformers.Gemma2Config(
+        vocab_size=101,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        sliding_window=17,
+        eos_token_id=None,
+    )
+    torch.manual_seed(3)
+    path = tmp_path_factory.mktemp("sliding")
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
+
+
 def cpu_runner(config: EngineConfig) -> tuple[Runner, ModelInfo]:
     return build_runner(config, resolve_model(config.model))
 
@@ -85,6 +107,7 @@ def gpu_runner(config: EngineConfig) -> tuple[Runner, ModelInfo]:
         device="cuda",
         weights_bytes=weights_bytes,
         kv_bytes=kv_bytes,
+        cache_windows=plan.cache_windows,
         group_min_blocks=1,
     )
     max_tokens = plan.max_num_batched_tokens
@@ -176,6 +199,14 @@ REQUESTS: dict[str, list[tuple[list[int], dict[str, Any]]]] = {
 def test_tokens_are_those_of_the_cpu(folder: Path, requests: Any) -> None:
     expected = answer(cpu_runner, folder, requests)
     got = answer(gpu_runner, folder, requests)
+    assert got.tokens == expected.tokens
+    assert got.stats["blocks_free"] == got.stats["blocks_total"]
+
+
+def test_layers_of_two_cache_groups(sliding: Path) -> None:
+    requests = [(SHARED, {"n": 2}), (prompt(70, 1), {}), (SHARED[:33], {"max_tokens": 9})]
+    expected = answer(cpu_runner, sliding, requests, num_blocks=60)
+    got = answer(gpu_runner, sliding, requests, num_blocks=60)
     assert got.tokens == expected.tokens
     assert got.stats["blocks_free"] == got.stats["blocks_total"]
 

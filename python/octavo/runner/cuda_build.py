@@ -102,9 +102,12 @@ def _reserve_bytes(num_layers: int, max_num_seqs: int, max_tokens: int) -> int:
     return max(RESERVE_BYTES, _LIBRARIES_BYTES + launches * _LAUNCH_BYTES)
 
 
-def group_min_blocks(config: EngineConfig) -> int:
-    """First blocks that decode rows must share to be read once for all of them."""
-    return -(-GROUP_MIN_TOKENS // config.block_size)
+def group_min_blocks(config: EngineConfig, decoder: Decoder) -> int:
+    """First blocks that decode rows must share to be read once for all of them; 0 for never.
+
+    The core compares the blocks of the first cache group with full attention, so there must be no other.
+    """
+    return -(-GROUP_MIN_TOKENS // config.block_size) if decoder.cache_layout.windows.count(0) == 1 else 0
 
 
 def make_step(
@@ -201,7 +204,7 @@ def build_cuda_runner(
         return step
 
     info = msgspec.structs.replace(
-        info, weights_bytes=weights_bytes, kv_bytes=kv_bytes, group_min_blocks=group_min_blocks(config)
+        info, weights_bytes=weights_bytes, kv_bytes=kv_bytes, group_min_blocks=group_min_blocks(config, decoder)
     )
     return CudaRunner(
         make_and_check,
