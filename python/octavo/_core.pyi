@@ -269,7 +269,7 @@ class Vocabulary:
                 "grammar" (Lark, or GBNF with `root ::=`).
             spec: the specification, 256 KiB at most.
 
-        Between the parts of a JSON text 64 blanks, or one line break and 64 blanks, are the most.
+        Parts of a JSON text are at most one space apart, or one line break and an indentation of 32 blanks.
 
         Raises:
             InvalidRequest: what is wrong with it, and where; or that compiling it takes too long.

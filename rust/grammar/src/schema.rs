@@ -8,8 +8,9 @@ use crate::closed::close_objects;
 use crate::error::Error;
 use crate::numbers::{NAMED, check_divisors, make_exact};
 
-/// What may stand between two parts of a JSON text: blanks, or one line break and the next line's indentation.
-const WHITESPACE: &str = r"[ \t]{1,64}|\r?\n[ \t]{0,64}";
+/// Whitespace between two parts of a JSON text: one space, or one line break and an indentation. A weak model repeats
+/// blanks as long as it may, until its token limit cuts the answer.
+const WHITESPACE: &str = r" |\r?\n[ \t]{0,32}";
 
 /// Levels that references may lead through in all: each is a call deeper while a schema is compiled.
 const MAX_REFERENCED_DEPTH: usize = 10_000;
