@@ -86,7 +86,9 @@ class Walker:
             n = request.get("n", 1)
             self.constraints.add(request_id, **{"n": n, **request})
             prompt = array("i", [draw.randrange(len(self.words))]).tobytes()
-            self.core.submit(request_id, prompt, arrival_us=0, n=n, max_tokens=max_tokens, constrained=True)
+            self.core.submit(
+                request_id, prompt, arrival_us=0, n=n, max_tokens=max_tokens, begins_text=True, constrained=True
+            )
             answers.append([Answer("", [], 0, []) for _ in range(n)])
         while self.core.has_work():
             plan = self.core.plan()
