@@ -61,6 +61,7 @@ class Decoder:
         self.prefixes = dict(prefixes or {})
         self.num_bytes = 0
         self.backend: Backend
+        self._layout: KvCacheLayout | None = None
 
     # ------------------------------------------------------------------ what it is
 
@@ -98,7 +99,7 @@ class Decoder:
     @property
     def cache_layout(self) -> KvCacheLayout:
         """How the layers share the blocks of the KV cache."""
-        return KvCacheLayout.of([block.attention.spec.cache for block in self.blocks])
+        return self._layout or KvCacheLayout.of([block.attention.spec.cache for block in self.blocks])
 
     def parameters(self) -> Iterator[Parameter]:
         """Every tensor, in the order of use."""
@@ -131,11 +132,15 @@ class Decoder:
 
         For compiling every kernel of a step without the whole model; call it before `load`.
         """
-        kinds = {block.attention.spec: block for block in self.blocks}
+        kinds = {block.attention.spec: index for index, block in enumerate(self.blocks)}
         chosen = list(kinds.values())
         twin = copy.copy(self)
         # Each block once, and the first again as a block of its own.
-        twin.blocks = [*chosen, copy.copy(chosen[0])]
+        twin.blocks = [self.blocks[index] for index in chosen] + [copy.copy(self.blocks[chosen[0]])]
+        # As many cache groups as the whole model has: kernels are compiled for their number.
+        layout = self.cache_layout
+        places = tuple(layout.places[index] for index in [*chosen, chosen[0]])
+        twin._layout = dataclasses.replace(layout, places=places)
         return copy.deepcopy(twin)
 
     # ------------------------------------------------------------------ loading
