@@ -408,7 +408,7 @@ def test_any_content_type_but_not_from_a_web_page(server: Running) -> None:
     form = {"content-type": "application/x-www-form-urlencoded"}
     assert post(server, "/api/generate", payload, **form).status_code == 200
     done = post(server, "/api/generate", payload, **form, origin="http://evil.example")
-    assert done.status_code == 400
+    assert done.status_code == 415
     assert "Content-Type" in done.json()["error"]
 
 
