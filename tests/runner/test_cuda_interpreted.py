@@ -40,46 +40,34 @@ pytestmark = [
 SETTINGS = {"dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 48, "max_model_len": 96}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = transformers.Qwen3Config(
+def saved(config_class: Any, path: Path, **keys: Any) -> Path:
+    config = config_class(
         vocab_size=101,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=64,
         max_position_embeddings=128,
         initializer_range=0.2,
         eos_token_id=None,
+        **keys,
     )
     torch.manual_seed(3)
-    path = tmp_path_factory.mktemp("model")
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(transformers.Qwen3Config, tmp_path_factory.mktemp("model"), num_hidden_layers=2)
 
 
 @pytest.fixture(scope="module")
 def sliding(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose layers form two cache groups."""
-    config = transformers.Gemma2Config(
-        vocab_size=101,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=64,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        sliding_window=17,
-        eos_token_id=None,
-    )
-    torch.manual_seed(3)
-    path = tmp_path_factory.mktemp("sliding")
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    return path
+    keys = {"num_hidden_layers": 4, "sliding_window": 17}
+    return saved(transformers.Gemma2Config, tmp_path_factory.mktemp("sliding"), **keys)
 
 
 def cpu_runner(config: EngineConfig) -> tuple[Runner, ModelInfo]:

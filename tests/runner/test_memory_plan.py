@@ -55,6 +55,18 @@ def test_cache_is_no_larger_than_all_sequences_can_fill() -> None:
     assert made.num_blocks == 4 * 7 + 1
 
 
+def test_a_cache_too_small_for_all_groups_is_refused() -> None:
+    keys = {**KEYS, "model_type": "gemma3_text", "sliding_window": 512, "head_dim": 64}
+    config = EngineConfig(model="m", num_blocks=4)
+    needs = cpu_needs(128, config.max_num_seqs)
+    decoder = make_decoder("Gemma3ForCausalLM", **keys)
+    groups = len(decoder.cache_layout.windows)
+    with pytest.raises(
+        NotEnoughMemory, match=rf"needs {groups + 1} blocks, and there is room for 4 .*Raise num_blocks"
+    ):
+        plan_memory(config, decoder, name="m", dtype="bfloat16", free_bytes=16 * GIB, needs=needs)
+
+
 def test_linear_scaling_can_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     decoder = make_decoder(max_position_embeddings=64, rope_scaling={"rope_type": "linear", "factor": 2.0})
 

@@ -241,15 +241,12 @@ def plan_memory(
         return plan
     if config.max_model_len is not None:
         blocks = plan.sequence_blocks(length) + 1
-        named = _named_cache(config)
-        raise _too_small(
-            plan,
-            f"max_model_len {length} needs {blocks} blocks",
-            plan.num_blocks,
-            f"raise {named}" if named else None,
-        )
+        raise _too_small(plan, f"max_model_len {length} needs {blocks} blocks", plan.num_blocks, _raise_named(config))
     # Shorter sequences need less scratch, so as many blocks fit at least.
     longest = bisect.bisect_right(range(length), plan.num_blocks - 1, key=plan.sequence_blocks) - 1
+    if longest < plan.block_size:
+        least = plan.sequence_blocks(min(length, plan.block_size)) + 1
+        raise _too_small(plan, f"the shortest sequence needs {least} blocks", plan.num_blocks, _raise_named(config))
     return _divide(config, decoder, name=name, dtype=dtype, free_bytes=free_bytes, needs=needs, length=longest)
 
 
@@ -330,6 +327,12 @@ def _named_cache(config: EngineConfig) -> str | None:
     if config.num_blocks is not None:
         return "num_blocks"
     return None if config.kv_cache_memory is None else "kv_cache_memory"
+
+
+def _raise_named(config: EngineConfig) -> str | None:
+    """The remedy for a cache that a setting made too small."""
+    named = _named_cache(config)
+    return f"raise {named}" if named else None
 
 
 def _too_small(plan: MemoryPlan, what: str, num_blocks: int, nearest: str | None = None) -> NotEnoughMemory:

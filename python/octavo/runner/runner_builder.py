@@ -36,15 +36,20 @@ def plan_model(config: EngineConfig, source: ModelSource) -> MemoryPlan:
     """
     if source.kind == "fake":
         raise ConfigError("load_format: a fake model takes no memory that could be planned; use `auto` or `dummy`")
-    return _plan(config, source, _decoder(config, source, load_model_config(source)))
+    return _plan(config, source, _decoder(config, source, load_model_config(source))[0])
 
 
-def _decoder(config: EngineConfig, source: ModelSource, model: ModelConfig) -> Decoder:
-    """The model without weights; with a head of its own where its files hold one against their configuration."""
+def _decoder(config: EngineConfig, source: ModelSource, model: ModelConfig) -> tuple[Decoder, Callable[[], Weights]]:
+    """The model without weights, and what opens them.
+
+    A folder may hold a head against its configuration, which is then used. A GGUF file cannot contradict itself.
+    """
     decoder = build_decoder(model)
-    if decoder.head.tied and config.load_format != "dummy" and source.kind != "config-only":
-        decoder.head.untie(_open(config, source, decoder))
-    return decoder
+    if not decoder.head.tied or config.load_format == "dummy" or source.kind != "folder":
+        return decoder, functools.partial(_open, config, source, decoder)
+    weights = _open(config, source, decoder)
+    decoder.head.untie(weights)
+    return decoder, lambda: weights
 
 
 def _plan(config: EngineConfig, source: ModelSource, decoder: Decoder) -> MemoryPlan:
@@ -80,7 +85,7 @@ def build_runner(
         NotEnoughMemory: with the figures.
     """
     model = load_model_config(source)
-    decoder = _decoder(config, source, model)
+    decoder, open_weights = _decoder(config, source, model)
     plan = _plan(config, source, decoder)
     info = ModelInfo(
         name=source.name,
@@ -101,7 +106,7 @@ def build_runner(
     if plan.device == "cuda":
         from octavo.runner.cuda_build import build_cuda_runner as build
     try:
-        runner = build(config, decoder, plan, info, functools.partial(_open, config, source, decoder), progress)
+        runner = build(config, decoder, plan, info, open_weights, progress)
     except MemoryError as error:
         raise NotEnoughMemory(f"{plan.model}: memory ran out while loading.\n{plan.render()}") from error
     return runner, runner.info
