@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -108,9 +109,12 @@ def test_log_probabilities_are_cut_to_what_each_request_asked_for() -> None:
     )
     requests = {1: state(logprobs=2), 2: state(), 3: state(logprobs=0)}
     apply(step({"id": 1, "token": 7}, {"id": 2, "token": 8}, {"id": 3, "token": 9}, logprobs=columns), requests)
-    assert requests[1].take()[0].logprobs == [TokenLogprobs(7, -1.0, [(10, -0.5), (11, -1.0)])]
-    assert requests[2].take()[0].logprobs is None
-    assert requests[3].take()[0].logprobs == [TokenLogprobs(9, -3.0, [])]
+    taken = [requests[request_id].take()[0].logprobs for request_id in (1, 2, 3)]
+    assert [None if logprobs is None else [*logprobs] for logprobs in taken] == [
+        [TokenLogprobs(7, -1.0, [(10, -0.5), (11, -1.0)])],
+        None,
+        [TokenLogprobs(9, -3.0, [])],
+    ]
 
 
 def test_the_whole_output_names_prompt_and_answers_in_order() -> None:
@@ -178,3 +182,35 @@ def test_a_sink_that_raises_costs_no_other_request(caplog: pytest.LogCaptureFixt
     assert taken == [b"b"]
     assert first.take() == [OutputDelta(text="a", token_ids=[1])]
     assert "the connection is in a bad way" in caplog.text
+
+
+def test_what_a_slow_reader_leaves_takes_little_memory() -> None:
+    """The server holds it for each of hundreds of clients."""
+    rng = np.random.default_rng(0)
+    count, width = 1000, 5
+    one = state(logprobs=width)
+    chosen, top = rng.random((count, 1), np.float32), rng.random((count, width), np.float32)
+    top_ids = rng.integers(300, 1 << 17, (count, width), np.int32)
+    outputs = [
+        step(
+            {"token": 1000 + at, "text": "word "},
+            logprobs=Logprobs(chosen[at].tobytes(), width, top_ids[at].tobytes(), top[at].tobytes()),
+        )
+        for at in range(count)
+    ]
+    tracemalloc.start()
+    try:
+        for output in outputs:
+            apply(output, {1: one})
+        (delta,) = one.take()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 150 * count
+    assert delta.logprobs is not None
+    assert [entry.token_id for entry in delta.logprobs] == delta.token_ids
+    assert [entry.logprob for entry in delta.logprobs] == chosen[:, 0].tolist()
+    assert [[pair[0] for pair in entry.top] for entry in delta.logprobs] == top_ids.tolist()
+    assert [[pair[1] for pair in entry.top] for entry in delta.logprobs] == top.tolist()
+    assert delta.logprobs[-1] == delta.logprobs[count - 1]
+    assert delta.logprobs[2:4] == [delta.logprobs[2], delta.logprobs[3]]

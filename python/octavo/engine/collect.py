@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
+from array import array
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from octavo.engine.outputs import CompletionOutput, OutputDelta, RequestOutput, TokenLogprobs
+from octavo.engine.outputs import CompletionOutput, OutputDelta, PackedLogprobs, RequestOutput
 from octavo.engine.protocol import StepOutputs
 from octavo.sampling_params import SamplingParams
 
-__all__ = ["FINISH_REASONS", "RequestState", "Sink", "apply", "stop_reason", "token_logprobs"]
+__all__ = ["FINISH_REASONS", "RequestState", "Sink", "apply", "stop_reason"]
 
 Sink = Callable[[int, bytes], bool]
 """Takes the text (UTF-8, or none) of one token of an answer, by its index; False when it cannot now. Must not raise."""
@@ -23,16 +23,30 @@ _NO_STOP_REASON = -(1 << 31)
 
 
 class _Answer:
-    """What one answer got and nobody has taken yet."""
+    """What one answer got and nobody has taken yet, as compact as it arrived.
 
-    __slots__ = ("finish_reason", "logprobs", "pieces", "stop_reason", "token_ids")
+    Attributes:
+        text: UTF-8, whole characters.
+        token_ids: int32.
+    """
+
+    __slots__ = ("finish_reason", "logprobs", "stop_reason", "text", "token_ids")
 
     def __init__(self, with_logprobs: bool) -> None:
-        self.pieces: list[str] = []
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprobs] | None = [] if with_logprobs else None
+        self.text = bytearray()
+        self.token_ids = array("i")
+        self.logprobs = PackedLogprobs() if with_logprobs else None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Of an `OutputDelta` or `CompletionOutput`."""
+        return {
+            "text": self.text.decode(),
+            "token_ids": self.token_ids.tolist(),
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+        }
 
 
 class RequestState:
@@ -71,12 +85,11 @@ class RequestState:
             self._fresh.append(index)
         return answer
 
-    def add(self, index: int, token_ids: list[int], text: str, num_cached_tokens: int) -> _Answer:
+    def add(self, index: int, token_ids: bytes, text: bytes, num_cached_tokens: int) -> _Answer:
         """Give an answer what several steps brought; for readers that only take the whole output."""
         answer = self._answers[index]
-        answer.token_ids += token_ids
-        if text:
-            answer.pieces.append(text)
+        answer.token_ids.frombytes(token_ids)
+        answer.text += text
         self.num_cached_tokens = num_cached_tokens
         return answer
 
@@ -98,18 +111,15 @@ class RequestState:
             deltas.append(
                 OutputDelta(
                     index=index,
-                    text="".join(answer.pieces),
-                    token_ids=answer.token_ids,
-                    logprobs=answer.logprobs,
-                    finish_reason=answer.finish_reason,
-                    stop_reason=answer.stop_reason,
                     num_cached_tokens=self.num_cached_tokens,
                     started_at=self.started_at,
+                    logprobs=answer.logprobs,
+                    **answer.fields(),
                 )
             )
-            answer.pieces, answer.token_ids = [], []
+            answer.text, answer.token_ids = bytearray(), array("i")
             if answer.logprobs is not None:
-                answer.logprobs = []
+                answer.logprobs = PackedLogprobs()
         return deltas
 
     def output(self) -> RequestOutput:
@@ -120,12 +130,7 @@ class RequestState:
             prompt_token_ids=self._prompt_token_ids,
             outputs=[
                 CompletionOutput(
-                    index=index,
-                    text="".join(answer.pieces),
-                    token_ids=answer.token_ids,
-                    logprobs=answer.logprobs,
-                    finish_reason=answer.finish_reason,
-                    stop_reason=answer.stop_reason,
+                    index=index, logprobs=None if answer.logprobs is None else [*answer.logprobs], **answer.fields()
                 )
                 for index, answer in enumerate(self._answers)
             ],
@@ -169,10 +174,9 @@ def apply(outputs: StepOutputs, states: Mapping[int, _State], *, push: bool = Tr
             if sink is None or finish or not push or not _taken(sink, sample, text[begin:end]):
                 answer = state.answer(sample)
                 answer.token_ids.append(token_id)
-                if end > begin:
-                    answer.pieces.append(text[begin:end].decode())
+                answer.text += text[begin:end]
                 if answer.logprobs is not None:
-                    answer.logprobs.append(token_logprobs(outputs, event, token_id, state.num_logprobs))
+                    answer.logprobs.add(outputs.logprobs, event, token_id, state.num_logprobs)
                 if finish:
                     answer.finish_reason = FINISH_REASONS[finish]
                     reason = memoryview(outputs.stop_reasons).cast("i")[event]
@@ -201,22 +205,3 @@ def stop_reason(finish: int, reason: int, stop_texts: list[str]) -> int | str | 
     if finish != 1 or reason == _NO_STOP_REASON:
         return None
     return stop_texts[-1 - reason] if reason < 0 else reason
-
-
-def token_logprobs(outputs: StepOutputs, event: int, token_id: int, count: int) -> TokenLogprobs:
-    """Log probabilities of one event; a step carries as many columns as its greediest request asked for.
-
-    Where fewer tokens could be drawn at all, the others' columns hold no token and minus infinity.
-    """
-    columns = outputs.logprobs
-    if columns is None:
-        raise RuntimeError("a request asked for log probabilities and its step has none")
-    first = event * columns.width
-    last = first + min(count, columns.width)
-    ids = memoryview(columns.top_ids).cast("i")[first:last]
-    values = memoryview(columns.top).cast("f")[first:last]
-    chosen = memoryview(columns.chosen).cast("f")[event]
-    top: list[tuple[int, float]] = [
-        pair for pair in zip(ids.tolist(), values.tolist(), strict=True) if pair[1] != -math.inf
-    ]
-    return TokenLogprobs(token_id, chosen, top)

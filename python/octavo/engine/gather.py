@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.engine.collect import FINISH_REASONS, RequestState, stop_reason, token_logprobs
-from octavo.engine.outputs import TokenLogprobs
-from octavo.engine.protocol import StepOutputs
+from octavo.engine.collect import FINISH_REASONS, RequestState, stop_reason
+from octavo.engine.protocol import Logprobs, StepOutputs
 from octavo.errors import OctavoError
 
 __all__ = ["Gatherer"]
@@ -79,7 +78,7 @@ class Gatherer:
         keys, order = _order(request_ids, samples)
         begins = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
         lasts = order[np.r_[begins[1:], order.size] - 1]
-        token_ids = _joined(steps, "token_ids", np.int32)[order].tolist()
+        token_ids = _joined(steps, "token_ids", np.int32)[order]
         texts = _texts(steps, order, begins)
         logprobs = _LogprobEvents(steps) if any(step.logprobs is not None for step in steps) else None
         begins_and_end = [*begins.tolist(), order.size]
@@ -91,12 +90,14 @@ class Gatherer:
             if state is None:
                 continue
             begin, end = begins_and_end[group : group + 2]
-            answer = state.add(index, token_ids[begin:end], texts[group] if texts else "", cached)
+            answer = state.add(index, token_ids[begin:end].tobytes(), texts[group] if texts else b"", cached)
             if finish:
                 answer.finish_reason = FINISH_REASONS[finish]
                 answer.stop_reason = stop_reason(finish, reason, state.stop_texts)
             if logprobs is not None and answer.logprobs is not None:
-                answer.logprobs += logprobs.read(order[begin:end], token_ids[begin:end], state.num_logprobs)
+                places = logprobs.find(order[begin:end])
+                for (columns, event), token_id in zip(places, token_ids[begin:end].tolist(), strict=True):
+                    answer.logprobs.add(columns, event, token_id, state.num_logprobs)
 
 
 class _LogprobEvents:
@@ -106,14 +107,12 @@ class _LogprobEvents:
         self._steps = steps
         self._ends = np.cumsum([len(step.token_ids) // 4 for step in steps])
 
-    def read(self, events: npt.NDArray[np.int64], token_ids: list[int], count: int) -> list[TokenLogprobs]:
-        """Of events, by their place in all the steps."""
+    def find(self, events: npt.NDArray[np.int64]) -> Iterator[tuple[Logprobs | None, int]]:
+        """Step and place in it of events, by their place in all the steps."""
         steps = np.searchsorted(self._ends, events, side="right")
         places = events - np.r_[0, self._ends[:-1]][steps]
-        return [
-            token_logprobs(self._steps[step], place, token_id, count)
-            for step, place, token_id in zip(steps.tolist(), places.tolist(), token_ids, strict=True)
-        ]
+        for step, place in zip(steps.tolist(), places.tolist(), strict=True):
+            yield self._steps[step].logprobs, place
 
 
 def _joined(steps: list[StepOutputs], name: str, dtype: Any) -> npt.NDArray[Any]:
@@ -133,7 +132,7 @@ def _order(
     return keys[order], order
 
 
-def _texts(steps: list[StepOutputs], order: npt.NDArray[np.int64], begins: npt.NDArray[np.int64]) -> list[str]:
+def _texts(steps: list[StepOutputs], order: npt.NDArray[np.int64], begins: npt.NDArray[np.int64]) -> list[bytes]:
     """The text of each run of `order` that begins at `begins`; none at all where no event has text."""
     text = b"".join([step.text for step in steps])
     if not text:
@@ -146,4 +145,4 @@ def _texts(steps: list[StepOutputs], order: npt.NDArray[np.int64], begins: npt.N
     places = np.repeat(sources - (ends - lengths), lengths) + np.arange(ends[-1])
     ordered = np.frombuffer(text, np.uint8)[places].tobytes()
     bounds = [*(ends - lengths)[begins].tolist(), len(ordered)]
-    return [ordered[begin:end].decode() for begin, end in itertools.pairwise(bounds)]
+    return [ordered[begin:end] for begin, end in itertools.pairwise(bounds)]
