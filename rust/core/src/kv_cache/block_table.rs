@@ -120,6 +120,11 @@ impl BlockTables {
         std::iter::once(&mut self.first).chain(&mut self.others)
     }
 
+    /// The first group's table, and those of the others.
+    pub(crate) fn split_mut(&mut self) -> (&mut BlockTable, &mut [BlockTable]) {
+        (&mut self.first, &mut self.others)
+    }
+
     /// Entries of all groups that the device does not know yet.
     pub(crate) fn num_unsynced(&self) -> usize {
         self.first.num_unsynced() + self.others.iter().map(BlockTable::num_unsynced).sum::<usize>()

@@ -1,6 +1,7 @@
 //! Decode rows: one token for every running answer past its prompt.
 
 use crate::ids::SequenceId;
+use crate::kv_cache::block_table::BlockTable;
 use crate::scheduler::Scheduler;
 use crate::scheduler::sequence::State;
 use crate::step::open_step::{OpenRow, OpenStep};
@@ -49,24 +50,16 @@ impl Scheduler {
         let sequence = &mut self.sequences[id];
         let position = sequence.computed;
         let token = if sequence.in_flight > 0 { -1 } else { sequence.tokens[position] as i32 };
+        let (entry, within) = (position / block_size, position % block_size);
         let at = writer.plan().num_tokens;
-        for (group, table) in sequence.tables.iter_mut().enumerate() {
-            if table.num_unsynced() > 0 {
-                let (start, blocks) = table.sync();
-                writer.table(
-                    group * self.config.max_num_seqs + sequence.slot.index(),
-                    start,
-                    blocks,
-                );
-            }
-            let block = table.blocks()[position / block_size];
-            let cache_slot = block.index() * block_size + position % block_size;
-            if group == 0 {
-                writer.row(sequence.slot, position + 1, 1, 1);
-                writer.token(token, position, cache_slot);
-            } else {
-                writer.group_slot(group, at, cache_slot);
-            }
+        let slot = sequence.slot;
+        let (first, others) = sequence.tables.split_mut();
+        write_updates(first, slot.index(), writer);
+        writer.row(slot, position + 1, 1, 1);
+        writer.token(token, position, first.blocks()[entry].index() * block_size + within);
+        for (group, table) in (1..).zip(others) {
+            write_updates(table, group * self.config.max_num_seqs + slot.index(), writer);
+            writer.group_slot(group, at, table.blocks()[entry].index() * block_size + within);
         }
         sequence.computed += 1;
         sequence.open_rows += 1;
@@ -119,6 +112,16 @@ impl Scheduler {
     /// Make the blocks of a sequence's next token its own in every group. Preempts others when no block is free; false
     /// when the sequence itself was preempted.
     fn make_room(&mut self, id: SequenceId, step: u64, writer: &mut PlanWriter<'_>) -> bool {
+        // Most rows need nothing; their needs are not listed.
+        let sequence = &self.sequences[id];
+        let entry = sequence.computed / self.config.block_size;
+        let pool = self.kv.pool();
+        let owns = |table: &BlockTable| {
+            table.blocks().get(entry).is_some_and(|&block| !pool.is_shared(block))
+        };
+        if sequence.tables.iter().all(owns) {
+            return true;
+        }
         loop {
             self.find_needs(id);
             if self.needs.is_empty() {
@@ -175,5 +178,14 @@ impl Scheduler {
             self.kv.release(source);
             self.row_groups.invalidate();
         }
+    }
+}
+
+/// Write the entries of a table that the device does not know yet.
+#[inline]
+fn write_updates(table: &mut BlockTable, row: usize, writer: &mut PlanWriter<'_>) {
+    if table.num_unsynced() > 0 {
+        let (start, blocks) = table.sync();
+        writer.table(row, start, blocks);
     }
 }
