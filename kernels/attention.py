@@ -23,6 +23,7 @@ __all__ = [
     "accumulate",
     "add_values",
     "block_offsets",
+    "cap_scores",
     "finish",
     "load_dims",
     "log2_factor",
@@ -174,13 +175,22 @@ def score_tile(q0, q1, k0, k1, distance, slopes, scale, D1: tl.constexpr, SOFTCA
     s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
     if D1 > 0:
         s = tl.dot(q1, tl.trans(k1), s, input_precision="ieee")
+    s = cap_scores(s, scale, SOFTCAP, ALIBI)
+    if ALIBI:
+        s = tl.fma(slopes[:, None], distance.to(tl.float32), s)
+    return s
+
+
+@triton.jit
+def cap_scores(s, scale, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
+    """Products s of queries and keys, scaled where `log2_factor` leaves the scale out, and capped.
+
+    tanh(x) is 1 - 2 / (exp(2x) + 1), which neither overflows nor turns into NaN.
+    """
     if SOFTCAP > 0 or ALIBI:
         s = s * scale
-        if SOFTCAP > 0:
-            # tanh(x) = 1 - 2 / (exp(2x) + 1), which neither overflows nor turns into NaN.
-            s = SOFTCAP * (1.0 - 2.0 / (tl.exp2(s * (2.0 * 1.4426950408889634 / SOFTCAP)) + 1.0))
-        if ALIBI:
-            s = tl.fma(slopes[:, None], distance.to(tl.float32), s)
+    if SOFTCAP > 0:
+        s = SOFTCAP * (1.0 - 2.0 / (tl.exp2(s * (2.0 * 1.4426950408889634 / SOFTCAP)) + 1.0))
     return s
 
 

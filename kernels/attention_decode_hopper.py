@@ -15,6 +15,7 @@ import torch
 from octavo.kernels.attention import (
     CHUNK,
     AttentionShape,
+    cap_scores,
     finish,
     log2_factor,
     merge_chunk,
@@ -44,8 +45,8 @@ _COPY_REGISTERS = gl.constexpr(48)
 
 def hopper_serves(capability: int, dtype: torch.dtype, shape: AttentionShape) -> bool:
     """Whether `decode_on_hopper` can take the place of the portable kernel, with the same bits."""
-    plain = shape.softcap == 0 and not shape.alibi and not shape.kv_fp8
-    fits = shape.head_dim in (64, 128) and shape.tile % shape.block_size == 0 and shape.group <= DECODE_ROWS
+    plain = not shape.alibi and not shape.kv_fp8
+    fits = shape.head_dim in (64, 128, 256) and shape.tile % shape.block_size == 0 and shape.group <= DECODE_ROWS
     return capability == 90 and dtype in (torch.bfloat16, torch.float16) and plain and fits
 
 
@@ -99,7 +100,7 @@ def decode_on_hopper(
         v_scale,
         **_constants(shape, config, long, turns),
         num_warps=config.num_warps,
-        maxnreg=_registers(config),
+        maxnreg=_registers(config, shape),
         enable_fp_fusion=False,
     )
 
@@ -112,6 +113,7 @@ def _constants(shape: AttentionShape, config: DecodeConfig, long: bool, turns: b
         "BLOCK_SIZE": shape.block_size,
         "TILE": shape.tile,
         "CHUNK": CHUNK,
+        "SOFTCAP": shape.softcap,
         "ROWS": DECODE_ROWS,
         "WARPS": config.num_warps,
         "STAGES": config.hopper_stages,
@@ -120,10 +122,10 @@ def _constants(shape: AttentionShape, config: DecodeConfig, long: bool, turns: b
     }
 
 
-def _registers(config: DecodeConfig) -> int:
+def _registers(config: DecodeConfig, shape: AttentionShape) -> int:
     """Registers of a thread, of which the copying warp leaves some to the others; warps come in fours."""
     threads = config.programs * (config.num_warps // 4 + 1) * 128
-    return config.registers or min(96, 65536 // threads // 8 * 8)
+    return config.registers or min(96 if shape.head_dim <= 128 else 128, 65536 // threads // 8 * 8)
 
 
 @gluon.constexpr_function
@@ -326,6 +328,7 @@ def _attend(
     HEAD_DIM: gl.constexpr,
     TILE: gl.constexpr,
     CHUNK: gl.constexpr,
+    SOFTCAP: gl.constexpr,
     ROWS: gl.constexpr,
     WARPS: gl.constexpr,
     STAGES: gl.constexpr,
@@ -341,7 +344,7 @@ def _attend(
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
     FOLLOWING: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     dtype: gl.constexpr = qkv.dtype.element_ty
-    factor = log2_factor(scale, 0, False)
+    factor = log2_factor(scale, SOFTCAP, False)
     lane = gl.arange(0, ROWS, ROW)
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, SUMS))
     column = gl.arange(0, TILE, gl.SliceLayout(0, SUMS))
@@ -387,7 +390,7 @@ def _attend(
             stage = step % STAGES
             mbarrier.wait(full.index(stage), step // STAGES & 1)
             k = tiles.index(stage * 2).permute((1, 0)).load(RIGHT)
-            s = mma_v2(q, k, no_scores)
+            s = cap_scores(mma_v2(q, k, no_scores), scale, SOFTCAP, False)
             v = tiles.index(stage * 2 + 1).load(RIGHT)
             if (tile * TILE < start) | (tile * TILE + TILE > end):
                 key = tile * TILE + column
@@ -444,6 +447,7 @@ def _decode_hopper_kernel(
     BLOCK_SIZE: gl.constexpr,
     TILE: gl.constexpr,
     CHUNK: gl.constexpr,
+    SOFTCAP: gl.constexpr,
     ROWS: gl.constexpr,
     WARPS: gl.constexpr,
     STAGES: gl.constexpr,
@@ -475,7 +479,8 @@ def _decode_hopper_kernel(
         [
             (_attend, (
                 qkv, out, items, capacity, totals, values, stats, scale, v_scale, queries, shares, tiles,
-                following_items, full, empty, HEADS, KV_HEADS, HEAD_DIM, TILE, CHUNK, ROWS, WARPS, STAGES, TURNS, PDL,
+                following_items, full, empty,
+                HEADS, KV_HEADS, HEAD_DIM, TILE, CHUNK, SOFTCAP, ROWS, WARPS, STAGES, TURNS, PDL,
             )),
             (_load_tiles, (
                 cache, tables, table_stride, items, capacity, totals, turns, out_of_bounds, buffers,
@@ -492,19 +497,21 @@ def _decode_hopper_kernel(
 
 
 def compile_cases(capability: int) -> list[CompileCase]:
-    """Shapes of Qwen3 and Llama models; the kernel is of one generation of GPUs."""
+    """Shapes of Qwen3, Llama and Gemma models; the kernel is of one generation of GPUs."""
     cases = []
     for dtype, shape, config, many in (
         ("bf16", AttentionShape(16, 8, 128, 16, 0.088), DecodeConfig(4, 2, 2, hopper_stages=3), True),
         ("bf16", AttentionShape(32, 8, 128, 32, 0.088), DecodeConfig(4, 2, 1, hopper_stages=6), False),
         ("fp16", AttentionShape(28, 4, 128, 16, 0.088), DecodeConfig(4, 2, 2, hopper_stages=3), True),
         ("bf16", AttentionShape(32, 8, 64, 16, 0.125), DecodeConfig(4, 2, 2, hopper_stages=6), True),
+        ("bf16", AttentionShape(8, 4, 256, 16, 0.0625, softcap=50.0), DecodeConfig(4, 2, 2, hopper_stages=3), True),
+        ("bf16", AttentionShape(32, 16, 128, 16, 0.083, softcap=50.0), DecodeConfig(4, 2, 2, hopper_stages=2), True),
     ):
         arguments = {"qkv": f"*{dtype}", "out": f"*{dtype}", "tables": "*i32", "table_stride": "i32"}
         arguments["cache"] = f"tensordesc<{dtype}[{shape.block_size}, 64],{_PIECE!r}>"
         arguments |= {"items": "*i32", "totals": "*i32", "turns": "*i32", "values": "*fp32", "stats": "*fp32"}
         arguments |= {"capacity": "i32", "out_of_bounds": "i32", "scale": "fp32", "v_scale": "fp32"}
         constants = _constants(shape, config, many, many)
-        warps, registers = config.num_warps, _registers(config)
+        warps, registers = config.num_warps, _registers(config, shape)
         cases.append(CompileCase(_decode_hopper_kernel, arguments, constants, num_warps=warps, registers=registers))
     return cases if capability == 90 else []

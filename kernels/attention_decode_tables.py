@@ -61,7 +61,8 @@ def decode_config(capability: int, shape: AttentionShape, tokens: int) -> Decode
 
 def hopper_decode_config(head_dim: int, tokens: int) -> DecodeConfig:
     """The launch of Hopper's own decode kernel for the most rows there may be."""
-    return DecodeConfig(4, 2, 2, hopper_stages=(3 if tokens <= 4 else 2) * 128 // head_dim)
+    # A tile of heads of 256 has half as many positions, so a stage has the bytes of heads of 128.
+    return DecodeConfig(4, 2, 2, hopper_stages=(3 if tokens <= 4 else 2) * 128 // min(head_dim, 128))
 
 
 def group_config(capability: int, shape: AttentionShape) -> DecodeConfig:

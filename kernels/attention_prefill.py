@@ -68,7 +68,7 @@ def prefill_attention(
         config: another launch than the table's; its rows are those that `work` was made with.
     """
     capability, processors = device_limits(qkv.device)
-    chosen = config or prefill_config(capability, shape.head_dim)
+    chosen = config or prefill_config(capability, shape.head_dim, on_hopper=work.on_hopper)
     most = (tokens // work.queries + min(tokens, work.max_num_seqs)) * shape.num_kv_heads
     if chosen.hopper_stages and gluon_serves():
         from octavo.kernels.attention_prefill_hopper import hopper_serves, prefill_on_hopper

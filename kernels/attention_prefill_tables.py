@@ -38,6 +38,18 @@ _CONFIGS = {
 }
 
 
-def prefill_config(capability: int, head_dim: int) -> PrefillConfig:
-    """The launch for a compute capability such as 90 and a head size."""
+# Only for Hopper's own kernel: the portable one spills with so many rows.
+_WIDE_ON_HOPPER = PrefillConfig(128, 8, 2, hopper_stages=2)
+
+
+def prefill_config(capability: int, head_dim: int, *, on_hopper: bool = False) -> PrefillConfig:
+    """The launch for a compute capability such as 90 and a head size.
+
+    Args:
+        capability: of the device.
+        head_dim: of the shape.
+        on_hopper: Hopper's own kernels serve the shape.
+    """
+    if on_hopper and head_dim == 256:
+        return _WIDE_ON_HOPPER
     return _CONFIGS[max(key for key in _CONFIGS if key[0] <= max(80, capability) and key[1] <= head_dim)]

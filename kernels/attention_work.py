@@ -100,7 +100,7 @@ class AttentionWork:
             window: last positions that a query sees; 0 for all.
             device: of the buffers.
             prompt_rows: query heads of all tokens of a prompt item together; None for what suits the device.
-            on_hopper: whether Hopper's own decode kernel serves (`attention_decode.serves_on_hopper`).
+            on_hopper: whether Hopper's own kernels serve (`attention_decode.serves_on_hopper`).
         """
         self.on_hopper = on_hopper
         self.launch: DecodeConfig | None = None
@@ -111,7 +111,8 @@ class AttentionWork:
         self.capability, self.processors = device_limits(device)
         self.group_rows = group_rows(self.capability)
         self.members = self.group_rows // shape.group if window == 0 else 0
-        self.queries = max(1, (prompt_rows or prefill_config(self.capability, shape.head_dim).rows) // shape.group)
+        prompt_rows = prompt_rows or prefill_config(self.capability, shape.head_dim, on_hopper=on_hopper).rows
+        self.queries = max(1, prompt_rows // shape.group)
         self.chunks = _chunks(max_model_len, window)
         self.decode_parts = shape.num_kv_heads * -(-shape.group // DECODE_ROWS)
         partials = max_num_seqs * self.chunks

@@ -259,9 +259,19 @@ EVERY_LENGTH = rows(1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 300, 529, 3000)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("block_size", [16, 32])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_every_length_on_hopper(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> None:
     check_on_hopper(make_step(AttentionShape(4, 2, head_dim, block_size, 0.1), EVERY_LENGTH, dtype, device, padding=3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_softcap_on_hopper(device: torch.device, dtype: torch.dtype, head_dim: int, window: int) -> None:
+    shape = AttentionShape(4, 2, head_dim, 16, 0.5, softcap=3.0)
+    step = make_step(shape, EVERY_LENGTH, dtype, device, padding=3)
+    check_on_hopper(step, window)
+    check(attend(step, window), step.expected(window))
 
 
 @pytest.mark.gpu

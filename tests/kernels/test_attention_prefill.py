@@ -189,14 +189,25 @@ def test_the_same_as_decoding(dtype: torch.dtype, device: torch.device, head_dim
 @in_one_dtype
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("stages", [2, 3])
-@pytest.mark.parametrize(("group", "head_dim", "block_size"), [(1, 64, 32), (2, 128, 16), (4, 128, 32), (7, 128, 16)])
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize(
+    ("group", "head_dim", "block_size"), [(1, 64, 32), (2, 128, 16), (4, 128, 32), (7, 128, 16), (2, 256, 16)]
+)
 def test_the_same_on_hopper(
-    dtype: torch.dtype, device: torch.device, group: int, head_dim: int, block_size: int, stages: int, window: int
+    dtype: torch.dtype,
+    device: torch.device,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    softcap: float,
+    stages: int,
+    window: int,
 ) -> None:
     if torch.cuda.get_device_capability(device) != (9, 0):
         pytest.skip("a kernel of Hopper")
     # Of a block of 32, less than half is filled at some ends, just half at another.
     rows = [*RAGGED, (600, 600), (80, 80)]
-    step = make_step(AttentionShape(2 * group, 2, head_dim, block_size, 0.1), rows, dtype, device, padding=3)
+    shape = AttentionShape(2 * group, 2, head_dim, block_size, 0.1, softcap)
+    step = make_step(shape, rows, dtype, device, padding=3)
     right = attend(step, window, PrefillConfig(128, 8, 2))
     assert torch.equal(attend(step, window, PrefillConfig(128, 8, 2, hopper_stages=stages)), right)

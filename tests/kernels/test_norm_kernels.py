@@ -42,6 +42,20 @@ def test_the_residual_is_summed_first_and_normed(n: int, device: torch.device, d
     assert_rounded_alike(out, expected)
 
 
+@pytest.mark.parametrize("n", [100, 2304, 17000])
+def test_a_sandwich_is_two_norms(n: int, device: torch.device, dtype: torch.dtype) -> None:
+    """One launch has the bits of two."""
+    x, residual = random(3, n, dtype=dtype, device=device, spread=3), random(4, n, dtype=dtype, device=device)[:3]
+    weight, post_weight = (random(n, dtype=torch.float32, device=device, spread=spread) for spread in (1, 2))
+    normed, expected, total = torch.empty_like(x), torch.empty_like(x), residual.clone()
+    rms_norm(x, post_weight, normed, 1e-6, 3)
+    add_rms_norm(normed, total, weight, expected, 1e-6, 3)
+    out = torch.empty_like(x)
+    add_rms_norm(x, residual, weight, out, 1e-6, 3, post_weight)
+    assert residual.equal(total)
+    assert out.equal(expected)
+
+
 def test_a_row_does_not_depend_on_the_others(device: torch.device, dtype: torch.dtype) -> None:
     x, weight = random(7, 576, dtype=dtype, device=device), torch.ones(576, device=device)
     x[3, 5] = torch.nan

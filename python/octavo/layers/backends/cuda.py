@@ -248,9 +248,7 @@ class CudaBackend:
         post_weight: torch.Tensor | None = None,
     ) -> None:
         """Residual += x, out = rms_norm(residual) * weight; x is normed first where `post_weight` is given."""
-        if post_weight is not None:
-            rms_norm(x, post_weight, x, eps, rows)
-        add_rms_norm(x, residual, weight, out, eps, rows)
+        add_rms_norm(x, residual, weight, out, eps, rows, post_weight)
 
     def gated_mlp(
         self,
