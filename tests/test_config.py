@@ -12,7 +12,7 @@ from octavo.errors import ConfigError
 
 def test_defaults() -> None:
     config = EngineConfig(model="demo")
-    assert (config.block_size, config.max_num_seqs, config.max_num_batched_tokens) == (16, 256, None)
+    assert (config.block_size, config.max_num_seqs, config.max_num_batched_tokens) == (16, None, None)
     assert (config.dtype, config.device, config.scheduling_policy, config.overlap) == ("auto", "auto", "fcfs", None)
     assert config.enable_prefix_caching
 
@@ -91,7 +91,7 @@ def test_what_a_setting_may_be_is_said() -> None:
             {"max_model_len": "4k"},
             "max_model_len: '4k' is not a whole number; leave it out to let Octavo choose",
         ),
-        ({"max_num_seqs": "8"}, "max_num_seqs: '8' is not a whole number; leave it out for the default"),
+        ({"block_size": "8"}, "block_size: '8' is not a whole number; leave it out for the default"),
         (
             {"kv_cache_memory": "8 apples"},
             "kv_cache_memory: '8 apples' is no size; give bytes, or such as 512MiB or 2GB",

@@ -99,6 +99,7 @@ def serve(connection: Connection) -> None:
                 vocab_size=VOCAB_SIZE,
                 num_blocks=1024,
                 block_size=16,
+                max_num_seqs=256,
                 dtype="float32",
                 device="cpu",
                 weights_bytes=0,

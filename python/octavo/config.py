@@ -31,6 +31,7 @@ _CHOICES = {
     "kv_cache_dtype": ("auto", "fp8", "fp8_e4m3"),
 }
 _BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+_SEQUENCE_COUNTS = {"cpu": (256,), "cuda": (1024, 512, 256)}
 _KINDS: dict[Any, str] = {
     str: "a text",
     int: "a whole number",
@@ -69,7 +70,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
             name is served, by a passage written token by token, at once (see `octavo.runner.fake.FakeOptions`).
         max_model_len: tokens of prompt and output together, at least 2; the model's own limit when None, less where
             the KV cache cannot hold one such sequence.
-        max_num_seqs: sequences that run at once.
+        max_num_seqs: sequences that run at once. When None, 256 on a CPU, and on a GPU as many up to 1,024 as leave it
+            nine tenths of the KV cache that 256 would.
         max_num_batched_tokens: tokens computed in one step, at most; when None 2048 on a CPU and 8192 on a GPU, and
             never fewer than sequences that run at once.
         block_size: tokens a block, a multiple of 16.
@@ -95,7 +97,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     device: Literal["auto", "cpu", "cuda"] = "auto"
     load_format: Literal["auto", "dummy", "fake"] = "auto"
     max_model_len: int | None = None
-    max_num_seqs: int = 256
+    max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     block_size: int = 16
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
@@ -156,7 +158,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
                 raise ConfigError(f"{name}: {value} is too small; use {low} or more")
         if self.block_size % 16:
             raise ConfigError(f"block_size: {self.block_size} is not a multiple of 16; use 16 or 32")
-        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
+        if (self.max_num_batched_tokens or math.inf) < (self.max_num_seqs or 0):
             raise ConfigError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_num_seqs "
                 f"({self.max_num_seqs}), so a step could not hold one token of each; raise the one or lower the other"
@@ -179,7 +181,13 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
         """`max_num_batched_tokens` on a device, `cpu` or `cuda`."""
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
-        return max(_BATCHED_TOKENS[device], self.max_num_seqs)
+        return max(_BATCHED_TOKENS[device], self.max_num_seqs or 0)
+
+    def sequence_counts(self, device: str) -> list[int]:
+        """`max_num_seqs` on a device, `cpu` or `cuda`; when it is None, the counts to choose from, largest first."""
+        if self.max_num_seqs is not None:
+            return [self.max_num_seqs]
+        return [min(count, self.batched_tokens(device)) for count in _SEQUENCE_COUNTS[device]]
 
 
 def _no_such_setting(name: str, names: list[str]) -> str:

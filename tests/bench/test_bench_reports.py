@@ -108,7 +108,7 @@ def test_latency_takes_the_difference() -> None:
 
 def test_a_gpu_is_warmed_up_with_every_number_of_rows(llm: type[FakeLLM]) -> None:
     fake = llm("fake", num_blocks=50)
-    fake.model = SimpleNamespace(max_model_len=100, device="cuda")
+    fake.model = SimpleNamespace(max_model_len=100, max_num_seqs=48, device="cuda")
     fake.config = EngineConfig(model="fake", max_num_seqs=48, max_num_batched_tokens=4096)
     offline_engine.OfflineEngine(fake).warm_up()  # type: ignore[arg-type]
     assert [call[0][0] for call in llm.calls[1:-1]] == [16, 32, 64] * 2

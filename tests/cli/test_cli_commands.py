@@ -151,7 +151,11 @@ def test_help_imports_nothing_heavy() -> None:
         (["serve", "fake", "--max_model_len=1"], 2, "error: --max-model-len: 1"),
         (["serve", "fake", "--num-gpu-blocks-override", "0"], 2, "error: --num-gpu-blocks-override: 0"),
         (["serve", "fake", "--sse-keep-alive-interval", "-1"], 2, "error: --sse-keep-alive-interval: -1"),
-        (["serve", "fake", "--max-num-batched-tokens", "4"], 2, "4 is less than --max-num-seqs (256)"),
+        (
+            ["serve", "fake", "--max-num-batched-tokens=4", "--max-num-seqs=5"],
+            2,
+            "4 is less than --max-num-seqs (5)",
+        ),
         (["serve", "fake", "--api-processes", "2", "--idle-unload", "5"], 2, "error: --idle-unload: models cannot"),
         (["serve", "fake", "--tensor-parallel-size", "2"], 2, "error: --tensor-parallel-size: Octavo has no such flag"),
         (["serve", "fake", "-tp", "2"], 2, "error: -tp: Octavo has no such flag; an engine runs on one GPU"),

@@ -108,7 +108,10 @@ def load(config: EngineConfig, progress: Any) -> tuple[EngineLoop, ModelInfo, No
     progress("Loading", 2, 2)
     vocab_size = VOCAB_SIZE + Path(options.get("larger_while", "/nowhere")).exists()
     info = fake_model_info(
-        vocab_size=vocab_size, num_blocks=config.num_blocks or 256, max_model_len=config.max_model_len or MAX_MODEL_LEN
+        vocab_size=vocab_size,
+        num_blocks=config.num_blocks or 256,
+        max_model_len=config.max_model_len or MAX_MODEL_LEN,
+        max_num_seqs=config.sequence_counts("cpu")[0],
     )
     texts, flags = [f"<{token}>".encode() for token in range(vocab_size)], bytearray(vocab_size)
     if options.get("eos"):

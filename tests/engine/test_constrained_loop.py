@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from octavo._core import TokenTable
@@ -75,7 +76,8 @@ def make_loop(num_blocks: int = 256, **settings: Any) -> EngineLoop:
     runner = Recorder(num_blocks)
     table = TokenTable([bytes([byte]) for byte in range(256)] + [b""], bytes(256) + b"\1")
     config = EngineConfig(model="fake", num_blocks=num_blocks, **{"max_num_seqs": 32, **settings})
-    return build_loop(config, runner, runner.info, table)
+    info = msgspec.structs.replace(runner.info, max_num_seqs=config.sequence_counts("cpu")[0])
+    return build_loop(config, runner, info, table)
 
 
 def add(loop: EngineLoop, number: int, prompt: list[int], params: SamplingParams) -> RequestState:

@@ -63,7 +63,12 @@ def main(capability: int, architecture: str, windows: tuple[int, ...]) -> None:
     )
     config = EngineConfig(model="m", max_num_seqs=48, max_num_batched_tokens=1024, max_model_len=2048, num_blocks=400)
     plan = plan_memory(
-        config, decoder, name="m", dtype="bfloat16", free_bytes=8 << 30, needs=cuda_needs(config, decoder)
+        config,
+        decoder,
+        name="m",
+        dtype="bfloat16",
+        free_bytes=8 << 30,
+        needs=cuda_needs(config, decoder, config.sequence_counts("cuda")[-1]),
     )
     made: Counter[str] = Counter()
 

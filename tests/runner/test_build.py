@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from octavo import _core
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, ModelError, ModelNotFound, NotEnoughMemory, UnsupportedModel
 from octavo.loading.resolve import resolve_model
-from octavo.runner import build_runner, device, plan_model
+from octavo.runner import build_runner, device, plan_model, runner_builder
+from octavo.runner.device import Gpu
 
+SHAPES = Path(__file__).parents[2] / "benches" / "shapes"
 RAW = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -165,3 +168,39 @@ def test_recommended_sampling_reaches_the_model_info(tmp_path: Path) -> None:
     assert build(folder)[1].sampling_defaults == {}
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": 0.9}))
     assert build(folder)[1].sampling_defaults == {"temperature": 0.6, "top_p": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("shape", "free_gib", "settings", "sequences"),
+    [
+        ("qwen3-0.6b", 139, {}, 1024),
+        ("llama3-8b", 139, {}, 1024),
+        ("llama3-8b", 139, {"max_num_batched_tokens": 300}, 300),
+        ("llama3-8b", 139, {"max_num_seqs": 7}, 7),
+        ("llama3-8b", 79, {}, 512),
+        ("llama3-8b", 24, {}, 256),
+        ("qwen3-0.6b", 8, {}, 256),
+    ],
+)
+def test_a_gpu_runs_as_many_sequences_as_cost_little_of_its_cache(
+    monkeypatch: pytest.MonkeyPatch, shape: str, free_gib: int, settings: dict[str, Any], sequences: int
+) -> None:
+    monkeypatch.setattr(runner_builder, "resolve_device", lambda _config: "cuda")
+    monkeypatch.setattr(runner_builder, "resolve_dtype", lambda _config, _device: "bfloat16")
+    gpu = Gpu(0, "NVIDIA Test", (9, 0), free_gib << 30, free_gib << 30)
+    monkeypatch.setattr(runner_builder, "find_gpu", lambda: gpu)
+    source = resolve_model(str(SHAPES / shape))
+    config = EngineConfig(model="m", load_format="dummy", **settings)
+    plan = runner_builder.plan_model(config, source)
+    assert plan.max_num_seqs == sequences
+    if not settings:
+        least = runner_builder.plan_model(msgspec.structs.replace(config, max_num_seqs=256), source)
+        assert plan.max_model_len == least.max_model_len
+        assert plan.num_blocks >= 0.9 * least.num_blocks
+
+
+def test_a_cpu_runs_256_sequences(tmp_path: Path) -> None:
+    _, info = build(config_folder(tmp_path), max_num_seqs=None, max_num_batched_tokens=None, kv_cache_memory=1 << 20)
+    assert info.max_num_seqs == 256
+    _, info = build(config_folder(tmp_path), max_num_seqs=None, max_num_batched_tokens=64)
+    assert info.max_num_seqs == 64

@@ -78,7 +78,7 @@ def gpu_runner(config: EngineConfig) -> tuple[Runner, ModelInfo]:
     """The GPU's runner, of tensors on the CPU."""
     source = resolve_model(config.model)
     decoder = build_decoder(load_model_config(source))
-    needs = cuda_needs(config, decoder)
+    needs = cuda_needs(config, decoder, config.sequence_counts("cuda")[-1])
     plan = plan_memory(config, decoder, name="m", dtype="float32", free_bytes=4 << 30, needs=needs)
     device = torch.device("cpu")
     make, weights_bytes, kv_bytes = make_step(
@@ -91,6 +91,7 @@ def gpu_runner(config: EngineConfig) -> tuple[Runner, ModelInfo]:
         vocab_size=decoder.vocab_size,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
+        max_num_seqs=plan.max_num_seqs,
         dtype=plan.dtype,
         device="cuda",
         weights_bytes=weights_bytes,

@@ -97,7 +97,7 @@ def allocated() -> int:
 def test_the_plan_holds_what_is_allocated(shape: str, changes: dict[str, Any]) -> None:
     decoder = decoder_of(shape)
     config = EngineConfig(model="m", **{"max_model_len": 9000, **changes})
-    needs = cuda_needs(config, decoder)
+    needs = cuda_needs(config, decoder, config.sequence_counts("cuda")[-1])
     plan = plan_memory(config, decoder, name="m", dtype="bfloat16", free_bytes=60 * GIB, needs=needs)
     before = allocated()
     make, weights_bytes, kv_bytes = make_step(
@@ -123,7 +123,8 @@ def test_the_plan_holds_what_is_allocated(shape: str, changes: dict[str, Any]) -
 
 def reserve(num_layers: int, **changes: Any) -> int:
     decoder = decoder_of("llama3-8b", num_hidden_layers=num_layers)
-    return cuda_needs(EngineConfig(model="m", **changes), decoder).process_bytes
+    config = EngineConfig(model="m", **changes)
+    return cuda_needs(config, decoder, config.sequence_counts("cuda")[-1]).process_bytes
 
 
 def test_graphs_of_many_sizes_and_layers_have_room() -> None:
@@ -173,7 +174,12 @@ def test_a_build_that_fails_gives_its_memory_back(
     decoder = decoder_of("llama3-8b")
     config = EngineConfig(model="m", max_model_len=9000)
     plan = plan_memory(
-        config, decoder, name="m", dtype="bfloat16", free_bytes=60 * GIB, needs=cuda_needs(config, decoder)
+        config,
+        decoder,
+        name="m",
+        dtype="bfloat16",
+        free_bytes=60 * GIB,
+        needs=cuda_needs(config, decoder, config.sequence_counts("cuda")[-1]),
     )
     expected = NotEnoughMemory if isinstance(fault, torch.OutOfMemoryError) else ConfigError
     nothing: Any = None

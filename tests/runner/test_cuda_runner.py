@@ -94,6 +94,7 @@ class Bench:
             vocab_size=99,
             num_blocks=9,
             block_size=16,
+            max_num_seqs=MAX_NUM_SEQS,
             dtype="bfloat16",
             device="cuda",
             weights_bytes=0,

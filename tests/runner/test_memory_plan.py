@@ -34,7 +34,12 @@ DECODER = make_decoder(**KEYS)
 def plan(free: int = 16 * GIB, **changes: Any) -> MemoryPlan:
     config = EngineConfig(model="m", **changes)
     return plan_memory(
-        config, DECODER, name="m", dtype="bfloat16", free_bytes=free, needs=cpu_needs(128, config.max_num_seqs)
+        config,
+        DECODER,
+        name="m",
+        dtype="bfloat16",
+        free_bytes=free,
+        needs=cpu_needs(128, config.sequence_counts("cpu")[0]),
     )
 
 
@@ -58,7 +63,7 @@ def test_cache_is_no_larger_than_all_sequences_can_fill() -> None:
 def test_a_cache_too_small_for_all_groups_is_refused() -> None:
     keys = {**KEYS, "model_type": "gemma3_text", "sliding_window": 512, "head_dim": 64}
     config = EngineConfig(model="m", num_blocks=4)
-    needs = cpu_needs(128, config.max_num_seqs)
+    needs = cpu_needs(128, config.sequence_counts("cpu")[0])
     decoder = make_decoder("Gemma3ForCausalLM", **keys)
     groups = len(decoder.cache_layout.windows)
     with pytest.raises(
@@ -72,7 +77,7 @@ def test_linear_scaling_can_be_asked_for(caplog: pytest.LogCaptureFixture) -> No
 
     def length(asked: int | None) -> int:
         config = EngineConfig(model="m", max_model_len=asked)
-        needs = cpu_needs(128, config.max_num_seqs)
+        needs = cpu_needs(128, config.sequence_counts("cpu")[0])
         made = plan_memory(config, decoder, name="m", dtype="float32", free_bytes=GIB, needs=needs)
         return made.max_model_len
 
@@ -100,7 +105,12 @@ def test_an_explicit_length_may_take_more_than_the_default_cache() -> None:
     config = EngineConfig(model="m", max_model_len=100_000)
     decoder = make_decoder(**{**KEYS, "max_position_embeddings": 131072})
     made = plan_memory(
-        config, decoder, name="m", dtype="bfloat16", free_bytes=16 * GIB, needs=cpu_needs(128, config.max_num_seqs)
+        config,
+        decoder,
+        name="m",
+        dtype="bfloat16",
+        free_bytes=16 * GIB,
+        needs=cpu_needs(128, config.sequence_counts("cpu")[0]),
     )
     assert made.kv_bytes > GIB
     assert made.num_blocks == 6251
@@ -159,10 +169,11 @@ def gpu_plan(free: int, **changes: Any) -> MemoryPlan:
     config = EngineConfig(model="m", **changes)
     needs = DeviceNeeds(
         device="cuda",
+        max_num_seqs=config.sequence_counts("cuda")[-1],
         process_bytes=600 * MIB,
         process="kernels, graphs and libraries",
         mlp_rows=4096,
-        head_rows=lambda _vocab_size: config.max_num_seqs,
+        head_rows=lambda _vocab_size: config.sequence_counts("cuda")[-1],
         kv_itemsize=None if config.kv_cache_dtype == "auto" else 1,
         work_bytes=lambda length: length << 16,
     )

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from octavo._core import PARAM_LEN, TokenTable
 from octavo.config import EngineConfig
@@ -71,8 +72,13 @@ class EchoRunner(FakeRunner):
 
 
 def load(config: EngineConfig, progress: Any) -> tuple[EngineLoop, ModelInfo, None]:
-    info = fake_model_info(vocab_size=len(TOKENS), num_blocks=512, max_model_len=MAX_MODEL_LEN)
-    info = type(info)(**{name: getattr(info, name) for name in info.__struct_fields__} | {"eos_token_ids": (END,)})
+    info = fake_model_info(
+        vocab_size=len(TOKENS),
+        num_blocks=512,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=config.sequence_counts("cpu")[0],
+    )
+    info = msgspec.structs.replace(info, eos_token_ids=(END,))
     flags = bytes(token in SPECIAL_IDS for token in range(len(TOKENS)))
     return build_loop(config, EchoRunner(info), info, TokenTable(TOKENS, flags)), info, None
 

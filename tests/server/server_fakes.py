@@ -86,6 +86,7 @@ class FakeEngine:
             vocab_size=VOCAB_SIZE,
             num_blocks=65,
             block_size=16,
+            max_num_seqs=256,
             dtype="float32",
             device="cpu",
             weights_bytes=0,

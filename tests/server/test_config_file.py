@@ -96,7 +96,7 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     assert (made.options.port, made.options.host, made.settings.max_loaded_models) == (9000, "0.0.0.0", 5)
     # A model's own setting is nearer still; what was not given is not the command line's default.
     assert [model.config.dtype for model in made.models] == ["bfloat16"] * 3
-    assert [model.config.max_num_seqs for model in made.models] == [256, 64, 8]
+    assert [model.config.max_num_seqs for model in made.models] == [None, 64, 8]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class OfflineEngine:
             while size <= largest:
                 self.seconds([([draw.randrange(10, 30000) for _ in range(size)], 1)])
                 size *= 2
-        most = self._llm.config.max_num_seqs
+        most = self._llm.model.max_num_seqs
         counts = [rows for rows in range(most, 0, -1) if rows in (*range(_FINE_ROWS), most) or rows % _ROWS_STRIDE == 0]
         requests = []
         for place, (rows, fewer) in enumerate(itertools.pairwise([*counts, 0]), 1):

@@ -40,7 +40,12 @@ _OPTIONS = (
         text="auto; dummy: random weights from a config.json alone; fake: no model, for tests.",
     ),
     _option(int | None, None, "--max-model-len", text="Tokens of prompt and output together."),
-    _option(int, 256, "--max-num-seqs", text="Sequences that run at once."),
+    _option(
+        int | None,
+        None,
+        "--max-num-seqs",
+        text="Sequences that run at once; 256 on a CPU and up to 1024 on a GPU when left out.",
+    ),
     _option(
         int | None,
         None,

@@ -112,6 +112,7 @@ def _build_fake(
             num_blocks=config.num_blocks or max(_FAKE_BLOCK_TOKENS, 4 * max_model_len) // config.block_size + 1,
             block_size=config.block_size,
             max_model_len=max_model_len,
+            max_num_seqs=config.sequence_counts("cpu")[0],
         ),
         name=source.name,
         eos_token_ids=tokenizer.eos_token_ids,
@@ -127,7 +128,7 @@ def build_loop(config: EngineConfig, runner: Runner, info: ModelInfo, table: Tok
     core = Core(
         block_size=info.block_size,
         num_blocks=info.num_blocks,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=config.batched_tokens(info.device),
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,

@@ -54,14 +54,14 @@ GROUP_MIN_TOKENS = CHUNK
 """Shared first tokens from which on reading them once for all rows is worth an item of its own."""
 
 
-def cuda_needs(config: EngineConfig, decoder: Decoder) -> DeviceNeeds:
-    """What a GPU needs besides weights, activations and KV cache.
+def cuda_needs(config: EngineConfig, decoder: Decoder, max_num_seqs: int) -> DeviceNeeds:
+    """What a GPU needs besides weights, activations and KV cache, for so many sequences that run at once.
 
     Raises:
         UnsupportedModel: heads that the kernels lack.
     """
     check_kernels(decoder)
-    max_num_seqs, max_tokens = config.max_num_seqs, config.batched_tokens("cuda")
+    max_tokens = config.batched_tokens("cuda")
     shapes = _attention_shapes(config, decoder)
 
     def scratch(length: int) -> int:
@@ -70,6 +70,7 @@ def cuda_needs(config: EngineConfig, decoder: Decoder) -> DeviceNeeds:
 
     return DeviceNeeds(
         device="cuda",
+        max_num_seqs=max_num_seqs,
         process_bytes=_reserve_bytes(len(decoder.blocks), max_num_seqs, max_tokens),
         process="kernels, graphs and libraries",
         mlp_rows=MLP_ROWS,

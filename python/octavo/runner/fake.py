@@ -36,7 +36,12 @@ _HELD_TOKENS = 32
 
 
 def fake_model_info(
-    *, vocab_size: int = 32000, num_blocks: int = 4096, block_size: int = 16, max_model_len: int = 4096
+    *,
+    vocab_size: int = 32000,
+    num_blocks: int = 4096,
+    block_size: int = 16,
+    max_model_len: int = 4096,
+    max_num_seqs: int = 256,
 ) -> ModelInfo:
     """What a fake runner claims to be."""
     return ModelInfo(
@@ -46,6 +51,7 @@ def fake_model_info(
         vocab_size=vocab_size,
         num_blocks=num_blocks,
         block_size=block_size,
+        max_num_seqs=max_num_seqs,
         dtype="float32",
         device="cpu",
         weights_bytes=0,

@@ -35,6 +35,7 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
         vocab_size: rows of the embedding, and logits of a row.
         num_blocks: blocks of the KV cache, the null block included.
         block_size: tokens a block.
+        max_num_seqs: sequences that run at once.
         dtype: of weights, activations and KV cache.
         device: `cpu` or `cuda`.
         weights_bytes: of the weights as they lie in memory.
@@ -51,6 +52,7 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
     vocab_size: int
     num_blocks: int
     block_size: int
+    max_num_seqs: int
     dtype: str
     device: str
     weights_bytes: int

@@ -51,6 +51,7 @@ class DeviceNeeds:
 
     Attributes:
         device: `cpu` or `cuda`.
+        max_num_seqs: sequences that run at once.
         process_bytes: what its process and libraries take.
         process: of what that is, in words.
         mlp_rows: as of the device's `Operations`.
@@ -63,6 +64,7 @@ class DeviceNeeds:
     """
 
     device: str
+    max_num_seqs: int
     process_bytes: int
     process: str
     mlp_rows: int
@@ -191,6 +193,7 @@ def cpu_needs(mlp_rows: int, max_num_seqs: int) -> DeviceNeeds:
     """What a CPU asks for; its default is to leave the machine to others but for 1 GiB of KV cache."""
     return DeviceNeeds(
         device="cpu",
+        max_num_seqs=max_num_seqs,
         process_bytes=HOST_BYTES,
         process="interpreter and libraries",
         mlp_rows=mlp_rows,
@@ -281,7 +284,7 @@ def _divide(
         num_blocks=0,
         max_model_len=length,
         model_len_limit=decoder.position_limit,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=needs.max_num_seqs,
         max_num_batched_tokens=max_tokens,
         head_rows=rows,
         cache_windows=decoder.cache_layout.windows,
@@ -305,7 +308,7 @@ def _num_blocks(config: EngineConfig, plan: MemoryPlan, default_kv_bytes: int | 
         budget = left if default_kv_bytes is None else default_kv_bytes
         if config.max_model_len is not None:
             budget = max(budget, one_sequence * plan.block_bytes)
-        most = config.max_num_seqs * (one_sequence - 1) + 1
+        most = plan.max_num_seqs * (one_sequence - 1) + 1
         return min(most, min(budget, left) // plan.block_bytes)
     if num_blocks < 2:
         raise NotEnoughMemory(
@@ -362,7 +365,7 @@ def _blocks(tokens: int, block_size: int) -> int:
 
 def _state_bytes(config: EngineConfig, decoder: Decoder, length: int, max_tokens: int, needs: DeviceNeeds) -> int:
     """Block tables, sampling state, masks and the arenas; the arenas' small arrays are about 64 numbers a row."""
-    rows, blocks, groups = config.max_num_seqs, _blocks(length, config.block_size), len(decoder.cache_layout.windows)
+    rows, blocks, groups = needs.max_num_seqs, _blocks(length, config.block_size), len(decoder.cache_layout.windows)
     tables = rows * (groups * blocks + PARAM_LEN + 2)
     # As the core's `table_update_capacity`.
     least = blocks + 2 * rows + _blocks(max_tokens, config.block_size)

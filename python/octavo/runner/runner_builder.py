@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from octavo.loading.resolve import ModelSource
 
 __all__ = ["build_runner", "plan_model"]
+
+_KEPT_BLOCKS = 0.9
+"""Of the KV cache's blocks, the share that more sequences must leave."""
 
 
 def plan_model(config: EngineConfig, source: ModelSource) -> MemoryPlan:
@@ -53,20 +57,32 @@ def _decoder(config: EngineConfig, source: ModelSource, model: ModelConfig) -> t
 
 
 def _plan(config: EngineConfig, source: ModelSource, decoder: Decoder) -> MemoryPlan:
+    """The plan for the most sequences that cost little of the KV cache; see `EngineConfig.max_num_seqs`."""
     device = resolve_device(config)
-    dtype = resolve_dtype(config, device)
     if device == "cuda":
         from octavo.runner.cuda_build import cuda_needs
 
-        needs, free_bytes = cuda_needs(config, decoder), find_gpu().free_bytes
+        needs, free_bytes = functools.partial(cuda_needs, config, decoder), find_gpu().free_bytes
     else:
         if config.kv_cache_dtype != "auto":
             raise ConfigError(
                 f"kv_cache_dtype: `{config.kv_cache_dtype}` is not supported on a CPU; use `auto`{why_cpu(config)}"
             )
         check_kernels(decoder)
-        needs, free_bytes = cpu_needs(MLP_ROWS, config.max_num_seqs), free_memory()
-    return plan_memory(config, decoder, name=source.name, dtype=dtype, free_bytes=free_bytes, needs=needs)
+        needs, free_bytes = functools.partial(cpu_needs, MLP_ROWS), free_memory()
+    dtype = resolve_dtype(config, device)
+
+    def plan(count: int) -> MemoryPlan:
+        return plan_memory(config, decoder, name=source.name, dtype=dtype, free_bytes=free_bytes, needs=needs(count))
+
+    *larger, least = config.sequence_counts(device)
+    usual = plan(least)
+    for count in larger:
+        with contextlib.suppress(NotEnoughMemory):
+            found = plan(count)
+            if found.max_model_len == usual.max_model_len and found.num_blocks >= _KEPT_BLOCKS * usual.num_blocks:
+                return found
+    return usual
 
 
 def build_runner(
@@ -94,6 +110,7 @@ def build_runner(
         vocab_size=decoder.vocab_size,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
+        max_num_seqs=plan.max_num_seqs,
         dtype=plan.dtype,
         device=plan.device,
         weights_bytes=plan.weights_bytes,
@@ -132,7 +149,7 @@ def _build_cpu_runner(
     decoder.load(open_weights(), backend, num_positions=plan.max_model_len, progress=progress)
     decoder.bind(plan.max_num_batched_tokens, plan.head_rows)
     info = msgspec.structs.replace(info, weights_bytes=decoder.num_bytes, kv_bytes=cache.num_bytes)
-    return ModelRunner(decoder, cache, CpuSampler(), info, config.max_num_seqs)
+    return ModelRunner(decoder, cache, CpuSampler(), info, plan.max_num_seqs)
 
 
 def _open(config: EngineConfig, source: ModelSource, decoder: Decoder) -> Weights:

@@ -68,7 +68,7 @@ class AdmissionQueue:
     def of(cls, engine: Any, settings: ServerSettings) -> AdmissionQueue:
         """The queue in front of an engine, sized by the completions that it runs at once."""
         config = getattr(engine, "config", None)
-        at_once = int(getattr(config, "max_num_seqs", 256))
+        at_once = int(engine.model.max_num_seqs)
         batched = getattr(config, "max_num_batched_tokens", None)
         if batched is None:
             batched = 8192 if str(engine.model.device).startswith("cuda") else 2048
