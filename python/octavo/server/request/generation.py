@@ -1,9 +1,9 @@
-"""The answers of one request: several prompts and several answers each, as one stream of pieces."""
+"""Generation for one request: several prompts, each with several completions, as one sequence of events."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,19 @@ from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.queueing.admission import Admission
 from octavo.server.queueing.deadline import Deadline
+from octavo.server.request.output_events import OutputEvent, OutputParser, text_events
 
 if TYPE_CHECKING:
     from octavo.server.request.endpoint import Call
 
-__all__ = ["Answer", "Push", "collect", "pieces"]
+__all__ = ["Answer", "Push", "collect", "generate", "generate_nothing"]
 
 Push = Callable[[int, bytes], bool]
 """Sends the text (UTF-8, or none) of one more token of an answer, by its choice; False when it cannot now."""
 
 
 class Answer(msgspec.Struct):
-    """One whole answer, pieced together."""
+    """One choice, put together from its events."""
 
     texts: list[str] = []
     token_ids: list[int] = []
@@ -39,15 +40,15 @@ class Answer(msgspec.Struct):
         """All its text."""
         return "".join(self.texts)
 
-    def add(self, delta: OutputDelta) -> None:
-        """Append a piece."""
-        if delta.text:
-            self.texts.append(delta.text)
-        self.token_ids.extend(delta.token_ids)
-        if delta.logprobs:
-            self.logprobs.extend(delta.logprobs)
-        if delta.finish_reason is not None:
-            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+    def add(self, event: OutputEvent) -> None:
+        """Append an event."""
+        if event.text:
+            self.texts.append(event.text)
+        self.token_ids.extend(event.token_ids)
+        if event.logprobs:
+            self.logprobs.extend(event.logprobs)
+        if event.finish_reason is not None:
+            self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
 
 
 async def _one(
@@ -134,36 +135,36 @@ async def _within(
         yield choice // n, OutputDelta(index=choice % n, finish_reason="length")
 
 
-async def pieces(
+async def generate(
     call: Call,
     served: ModelHandle,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     record: RequestRecord,
     *,
+    parse: OutputParser = text_events,
     push: Push | None = None,
     whole: bool = False,
-) -> AsyncIterator[tuple[int, OutputDelta]]:
-    """Every piece of every answer as it arrives, counted in `record`; waits for the request's turn first.
+) -> AsyncGenerator[OutputEvent, None]:
+    """Wait for the request's turn, then yield the events of every choice as they arrive, counted in `record`.
 
-    A request whose time is over ends with what it has, its finish reasons "length".
+    A request that reaches its deadline ends with what it has; its finish reasons are "length". Closing the generator
+    aborts what still runs.
 
     Args:
-        call: the exchange.
-        served: the model that answers.
-        prompts: token ids each.
+        call: the request.
+        served: the model.
+        prompts: token ids of each prompt.
         params: of every prompt.
         record: of the whole request.
-        push: is given tokens that are text and nothing else the moment the engine's step arrives, while the iterator is
-            waited for, and no task wakes for them; what it refuses is yielded. Of one prompt only.
-        whole: yield the beginning and, at the end, the rest; but all as it comes where it may end before its end.
-
-    Yields:
-        (index of the choice: prompt * n + answer, piece). Closing the iterator aborts what still runs.
+        parse: makes events of the engine's output.
+        push: takes tokens that are plain text as soon as the engine's step arrives, without waking a task; what it
+            refuses is yielded. For one prompt and without a parser.
+        whole: yield the beginning and, at the end, the rest, unless the request has a deadline.
 
     Raises:
-        InvalidRequest: it asks for too much.
-        QueueFull, QueueTimeout, ConcurrencyExceeded: not now.
+        InvalidRequest: the request asks for too much.
+        QueueFull, QueueTimeout, ConcurrencyExceeded: the request cannot run now.
     """
     record.begin(params)
     complete = False
@@ -186,7 +187,8 @@ async def pieces(
                 async for prompt, delta in timed:
                     choice = prompt * params.n + delta.index
                     record.add(prompt, choice, delta)
-                    yield choice, delta
+                    for event in parse(choice, delta):
+                        yield event
         complete = True
     finally:
         if complete:
@@ -195,13 +197,17 @@ async def pieces(
             record.abandon()
 
 
-async def collect(
-    call: Call, served: ModelHandle, prompts: Sequence[Sequence[int]], params: SamplingParams, record: RequestRecord
-) -> list[Answer]:
-    """All answers, whole, by choice; errors as of `pieces`."""
-    answers = [Answer() for _ in range(len(prompts) * params.n)]
-    stream: Any = pieces(call, served, prompts, params, record, whole=True)
-    async with aclosing(stream):
-        async for choice, delta in stream:
-            answers[choice].add(delta)
+async def generate_nothing(count: int, record: RequestRecord) -> AsyncGenerator[OutputEvent, None]:
+    """The events of a request for no tokens at all, which needs no engine."""
+    for choice in range(count):
+        yield OutputEvent(choice, finish_reason="length")
+    record.finish()
+
+
+async def collect(events: AsyncGenerator[OutputEvent, None], count: int) -> list[Answer]:
+    """Put `count` choices together."""
+    answers = [Answer() for _ in range(count)]
+    async with aclosing(events):
+        async for event in events:
+            answers[event.choice].add(event)
     return answers

@@ -49,6 +49,10 @@ class ChunkWriter:
             tail = tail[:-3] + b',"prompt_token_ids":%b}\n\n' % _encode(prompt_token_ids)
         return self._head + inner + tail
 
+    def closing(self, usage: dict[str, Any] | None) -> bytes:
+        """The end of the stream, after a chunk with the usage if there is one."""
+        return (b"" if usage is None else self.chunk([], usage)) + b"data: [DONE]\n\n"
+
     def chat_text(self, choice: int, text: str) -> bytes:
         """A chunk of a chat that adds text and nothing else."""
         return b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (

@@ -222,10 +222,6 @@ class Reply:
             await self.events(headers)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def end_events(self, last: bytes = b"") -> None:
-        """Send `last` and end the stream as OpenAI does."""
-        await self.end_stream(last + b"data: [DONE]\n\n")
-
     async def end_stream(self, last: bytes = b"") -> None:
         """Send `last` and end the stream."""
         await self._send({"type": "http.response.body", "body": last, "more_body": False})

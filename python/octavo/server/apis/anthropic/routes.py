@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -17,10 +16,11 @@ from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.endpoint import Call, Exchange
 from octavo.server.request.field_renames import renamed_errors
-from octavo.server.request.generation import Answer, collect, pieces
-from octavo.server.request.keep_alive import keep_alive
+from octavo.server.request.generation import Answer, collect, generate
 from octavo.server.request.limits import check_messages
 from octavo.server.request.messages import render, template_variables
+from octavo.server.request.output_events import OutputEvent
+from octavo.server.request.stream import StreamWriter, write_stream
 from octavo.server.transport.http import ErrorFormat
 
 if TYPE_CHECKING:
@@ -229,9 +229,14 @@ async def messages(call: Call) -> None:
     served.check_length(prompt, "messages")
     record = call.record(served, len(prompt))
     if request.stream:
-        await _stream(call, served, prompt, params, record)
+        writer = _MessageStream(call, served, record)
+
+        def push(_: int, text: bytes) -> bool:
+            return not text or call.reply.try_event(writer.text(text.decode()))
+
+        await write_stream(call, generate(call, served, [prompt], params, record, push=push), writer)
         return
-    answer = (await collect(call, served, [prompt], params, record))[0]
+    answer = (await collect(generate(call, served, [prompt], params, record, whole=True), 1))[0]
     reason, sequence = _stop(answer)
     await call.reply.json(
         _message(call, served, [{"type": "text", "text": answer.text}], reason, sequence, _usage(record))
@@ -277,39 +282,35 @@ def _stop(answer: Answer) -> tuple[Literal["end_turn", "stop_sequence", "max_tok
     return "end_turn", None
 
 
-async def _stream(
-    call: Call, served: ModelHandle, prompt: list[int], params: SamplingParams, record: RequestRecord
-) -> None:
-    reply = call.reply
-    last = Answer()
+class _MessageStream(StreamWriter):
+    """Events of one message."""
 
-    def text_event(text: str) -> bytes:
+    def __init__(self, call: Call, served: ModelHandle, record: RequestRecord) -> None:
+        self._call = call
+        self._served = served
+        self._record = record
+        self._answer = Answer()
+
+    def opening(self) -> bytes:
+        """The message and its block of text, begun."""
+        message = _message(self._call, self._served, [], None, None, _usage(self._record))
+        return (
+            _event("message_start", {"message": message})
+            + _event("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}})
+            + _event("ping", {})
+        )
+
+    def event(self, event: OutputEvent) -> bytes:
+        """A delta of the text."""
+        self._answer.finish_reason, self._answer.stop_reason = event.finish_reason, event.stop_reason
+        return self.text(event.text) if event.text else b""
+
+    def text(self, text: str) -> bytes:
+        """The event that adds text."""
         return _event("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": text}})
 
-    def push(_: int, text: bytes) -> bool:
-        return not text or reply.try_event(text_event(text.decode()))
-
-    source: Any = pieces(call, served, [prompt], params, record, push=push)
-    begun = False
-    async with keep_alive(reply, call.state.settings.sse_keep_alive_seconds), aclosing(source):
-        async for _, delta in source:
-            # Only the first output proves that the request is sound: until then an error has its own status.
-            if not begun:
-                begun = True
-                if not reply.streaming:
-                    await reply.events()
-                start = _message(call, served, [], None, None, _usage(record))
-                await reply.event(
-                    _event("message_start", {"message": start})
-                    + _event("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}})
-                    + _event("ping", {})
-                )
-            if delta.text:
-                await reply.event(text_event(delta.text))
-            if delta.finish_reason is not None:
-                last.finish_reason, last.stop_reason = delta.finish_reason, delta.stop_reason
-    reason, sequence = _stop(last)
-    end = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": _usage(record)}
-    await reply.end_stream(
-        _event("content_block_stop", {"index": 0}) + _event("message_delta", end) + _event("message_stop", {})
-    )
+    def closing(self) -> bytes:
+        """The block and the message, done."""
+        reason, sequence = _stop(self._answer)
+        end = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": _usage(self._record)}
+        return _event("content_block_stop", {"index": 0}) + _event("message_delta", end) + _event("message_stop", {})

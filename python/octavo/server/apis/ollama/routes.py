@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,9 +21,12 @@ from octavo.server.apis.openai.responses import ChatLogprobs, finish_reason
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.endpoint import Call, Exchange
-from octavo.server.request.generation import Answer, pieces
-from octavo.server.request.keep_alive import LINE_SPACE, keep_alive
+from octavo.server.request.generation import Answer, collect
+from octavo.server.request.generation import generate as generate_events
+from octavo.server.request.keep_alive import LINE_SPACE
 from octavo.server.request.messages import flatten
+from octavo.server.request.output_events import OutputEvent
+from octavo.server.request.stream import StreamWriter, write_stream
 from octavo.server.transport.http import ErrorFormat
 
 if TYPE_CHECKING:
@@ -169,49 +171,89 @@ async def _answer(
     loading: int,
     part: Callable[[str], dict[str, Any]],
 ) -> None:
-    """Generate, and answer whole or line by line; `loading` is in nanoseconds, `part` puts a text in its place."""
+    """Generate, and respond whole or line by line; `loading` is in nanoseconds, `part` puts a text in its place."""
     to_logprobs = ChatLogprobs(await served.token_bytes("logprobs"), False) if request.logprobs else None
     record = call.record(served, len(prompt))
-    name, reply = request.model_name, call.reply
     history = [*prompt] if isinstance(request, GenerateBody) and not request.raw else None
-
-    def line(text: str, done: bool, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-        shape = {"model": name, "created_at": now(), **part(text), "done": done}
-        if to_logprobs and entries:
-            shape["logprobs"] = to_logprobs(entries)["content"]
-        return shape
-
-    def last(text: str, reason: str | None, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-        shape = line(text, True, entries) | {"done_reason": finish_reason(reason)}
-        if history is not None:
-            shape["context"] = history
-        return shape | _durations(record, loading, submitted)
+    writer = _LineStream(request.model_name, part, to_logprobs, history, record, loading)
 
     def push(_: int, text: bytes) -> bool:
-        return not text or reply.try_event(_encode(line(text.decode(), False, None)) + b"\n")
+        return not text or call.reply.try_event(writer.text(text.decode()))
 
-    submitted = time.monotonic() - record.arrival
-    plain = request.streams and history is None and to_logprobs is None
-    source: Any = pieces(call, served, [prompt], params, record, push=push if plain else None)
-    answer = Answer()
-    silence = call.state.settings.sse_keep_alive_seconds if request.streams else 0.0
-    async with keep_alive(reply, silence, LINE_SPACE, _LINES), aclosing(source):
-        async for _, delta in source:
-            if history is not None:
-                history.extend(delta.token_ids)
-            if not request.streams:
-                answer.add(delta)
-                continue
-            # Only the first output proves that the request is sound: until then an error has its own status.
-            if not reply.streaming:
-                await reply.events(_LINES)
-            if delta.text or delta.logprobs:
-                await reply.event(_encode(line(delta.text, False, delta.logprobs)) + b"\n")
-            answer.finish_reason = delta.finish_reason
     if request.streams:
-        await reply.end_stream(_encode(last("", answer.finish_reason, None)) + b"\n")
+        plain = history is None and to_logprobs is None
+        events = generate_events(call, served, [prompt], params, record, push=push if plain else None)
+        await write_stream(call, events, writer)
     else:
-        await reply.json(last(answer.text, answer.finish_reason, answer.logprobs))
+        answers = await collect(generate_events(call, served, [prompt], params, record, whole=True), 1)
+        await call.reply.json(writer.whole(answers[0]))
+
+
+class _LineStream(StreamWriter):
+    """A JSON value a line.
+
+    Args:
+        model: as the client named it.
+        part: puts a text in its place.
+        to_logprobs: None where none are asked for.
+        history: tokens of the prompt, to which those of the reply are added; None where the client gets none.
+        record: of the request.
+        loading: nanoseconds that the model took to load.
+    """
+
+    headers = _LINES
+    heartbeat = LINE_SPACE
+
+    def __init__(
+        self,
+        model: str,
+        part: Callable[[str], dict[str, Any]],
+        to_logprobs: ChatLogprobs | None,
+        history: list[int] | None,
+        record: RequestRecord,
+        loading: int,
+    ) -> None:
+        self._model = model
+        self._part = part
+        self._to_logprobs = to_logprobs
+        self._history = history
+        self._record = record
+        self._loading = loading
+        self._submitted = time.monotonic() - record.arrival
+        self._finish_reason: str | None = None
+
+    def text(self, text: str, entries: Sequence[TokenLogprobs] | None = None) -> bytes:
+        """The line that adds text."""
+        return _encode(self._line(text, False, entries)) + b"\n"
+
+    def event(self, event: OutputEvent) -> bytes:
+        """A line, where there is something to say."""
+        self._finish_reason = event.finish_reason
+        if self._history is not None:
+            self._history.extend(event.token_ids)
+        return self.text(event.text, event.logprobs) if event.text or event.logprobs else b""
+
+    def closing(self) -> bytes:
+        """The last line, without text."""
+        return _encode(self._last("", self._finish_reason, None)) + b"\n"
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """The response that is not streamed."""
+        if self._history is not None:
+            self._history.extend(answer.token_ids)
+        return self._last(answer.text, answer.finish_reason, answer.logprobs)
+
+    def _line(self, text: str, done: bool, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
+        shape = {"model": self._model, "created_at": now(), **self._part(text), "done": done}
+        if self._to_logprobs and entries:
+            shape["logprobs"] = self._to_logprobs(entries)["content"]
+        return shape
+
+    def _last(self, text: str, reason: str | None, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
+        shape = self._line(text, True, entries) | {"done_reason": finish_reason(reason)}
+        if self._history is not None:
+            shape["context"] = self._history
+        return shape | _durations(self._record, self._loading, self._submitted)
 
 
 def _durations(record: RequestRecord, loading: int, submitted: float) -> dict[str, int]:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute, Route
 
-from octavo.engine.outputs import OutputDelta
-from octavo.sampling_params import SamplingParams
 from octavo.server.apis.openai.requests import ChatCompletionRequest, decode
-from octavo.server.apis.openai.responses import ChatLogprobs, assistant_message, finish_reason, usage
+from octavo.server.apis.openai.responses import ChatLogprobs, assistant_message, finish_reason, usage_of
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.endpoint import Call, Exchange
-from octavo.server.request.generation import Answer, collect, pieces
-from octavo.server.request.keep_alive import keep_alive
+from octavo.server.request.generation import Answer, collect, generate, generate_nothing
 from octavo.server.request.limits import check_messages
 from octavo.server.request.messages import flatten, render, template_variables
-from octavo.server.request.nothing import no_answers, no_pieces
+from octavo.server.request.output_events import OutputEvent
 from octavo.server.request.sse import ChunkWriter
+from octavo.server.request.stream import StreamWriter, write_stream
 from octavo.server.request.structured_outputs import constraint_field
 
 if TYPE_CHECKING:
@@ -60,14 +57,23 @@ async def chat_completions(call: Call) -> None:
     to_logprobs = await _logprobs(served, request)
     record = call.record(served, len(prompt))
     answer_id = request.answer_id("chatcmpl", call.request_id, call.header(b"x-request-id"))
-    if request.stream:
-        await _stream(call, served, request, prompt, params, record, answer_id, to_logprobs, echo)
-        return
+    chunks = ChunkWriter(
+        answer_id, "chat.completion.chunk", served.name, served.version, null_usage=request.include_usage
+    )
+    writer = _ChatStream(request, chunks, prompt, params.n, record, to_logprobs, echo)
+
+    def push(choice: int, text: bytes) -> bool:
+        return call.reply.try_event(chunks.chat_text(choice, text.decode()))
+
     if request.wants_nothing:
-        answers = no_answers(params.n)
-        record.finish()
+        events = generate_nothing(params.n, record)
     else:
-        answers = await collect(call, served, [prompt], params, record)
+        direct = push if request.stream and writer.is_plain else None
+        events = generate(call, served, [prompt], params, record, push=direct, whole=not request.stream)
+    if request.stream:
+        await write_stream(call, events, writer)
+        return
+    answers = await collect(events, params.n)
     await call.reply.json(
         {
             "id": answer_id,
@@ -77,7 +83,7 @@ async def chat_completions(call: Call) -> None:
             "choices": [_choice(index, answer, request, to_logprobs, echo) for index, answer in enumerate(answers)],
             "service_tier": None,
             "system_fingerprint": served.version,
-            "usage": usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens),
+            "usage": usage_of(record),
             "prompt_logprobs": None,
             "prompt_token_ids": prompt if request.return_token_ids else None,
             "kv_transfer_params": None,
@@ -104,74 +110,62 @@ def _choice(
     }
 
 
-async def _stream(
-    call: Call,
-    served: ModelHandle,
-    request: ChatCompletionRequest,
-    prompt: list[int],
-    params: SamplingParams,
-    record: RequestRecord,
-    answer_id: str,
-    to_logprobs: ChatLogprobs | None,
-    echo: str,
-) -> None:
-    reply = call.reply
-    writer = ChunkWriter(
-        answer_id, "chat.completion.chunk", served.name, served.version, null_usage=request.include_usage
-    )
-    plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
+class _ChatStream(StreamWriter):
+    """Chunks of a chat completion."""
 
-    def usage_now() -> dict[str, Any]:
-        return usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        chunks: ChunkWriter,
+        prompt: list[int],
+        num_choices: int,
+        record: RequestRecord,
+        to_logprobs: ChatLogprobs | None,
+        echo: str,
+    ) -> None:
+        self._request = request
+        self._chunks = chunks
+        self._prompt = prompt
+        self._num_choices = num_choices
+        self._record = record
+        self._to_logprobs = to_logprobs
+        self._echo = echo
+        self.is_plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
 
-    def chunk(choice: dict[str, Any], prompt_token_ids: list[int] | None = None) -> bytes:
-        return writer.chunk([choice], usage_now() if request.continuous_usage else None, prompt_token_ids)
-
-    def opening() -> bytes:
+    def opening(self) -> bytes:
+        """The role of every choice, then the echo."""
         chunks = []
-        shown = prompt if request.return_token_ids else None
-        for delta in [{"role": "assistant", "content": ""}] + ([{"content": echo}] if echo else []):
-            for index in range(params.n):
-                chunks.append(chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}, shown))
+        shown = self._prompt if self._request.return_token_ids else None
+        for delta in [{"role": "assistant", "content": ""}] + ([{"content": self._echo}] if self._echo else []):
+            for index in range(self._num_choices):
+                choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+                chunks.append(self._chunk(choice, shown))
                 shown = None
         return b"".join(chunks)
 
-    def push(choice: int, text: bytes) -> bool:
-        return reply.try_event(writer.chat_text(choice, text.decode()))
-
-    def event(choice: int, delta: OutputDelta) -> bytes:
-        # As vLLM, a chunk for tokens whose text is still held back: clients time tokens by chunks.
-        if not (delta.text or delta.token_ids or delta.finish_reason):
+    def event(self, event: OutputEvent) -> bytes:
+        """As vLLM, also a chunk for tokens whose text is still held back: clients time tokens by chunks."""
+        if not (event.text or event.token_ids or event.finish_reason):
             return b""
-        if plain and not delta.finish_reason:
-            return writer.chat_text(choice, delta.text)
-        shape: dict[str, Any] = {
-            "index": choice,
-            "delta": {"content": delta.text},
-            "logprobs": to_logprobs(delta.logprobs) if to_logprobs and delta.logprobs else None,
-            "finish_reason": finish_reason(delta.finish_reason),
+        if self.is_plain and not event.finish_reason:
+            return self._chunks.chat_text(event.choice, event.text)
+        choice: dict[str, Any] = {
+            "index": event.choice,
+            "delta": {"content": event.text},
+            "logprobs": self._to_logprobs(event.logprobs) if self._to_logprobs and event.logprobs else None,
+            "finish_reason": finish_reason(event.finish_reason),
         }
-        if delta.finish_reason:
-            shape["stop_reason"] = delta.stop_reason
-        if request.return_token_ids:
-            shape["token_ids"] = delta.token_ids
-        return chunk(shape)
+        if event.finish_reason:
+            choice["stop_reason"] = event.stop_reason
+        if self._request.return_token_ids:
+            choice["token_ids"] = event.token_ids
+        return self._chunk(choice)
 
-    source: Any = (
-        no_pieces(params.n, record)
-        if request.wants_nothing
-        else pieces(call, served, [prompt], params, record, push=push if plain else None)
-    )
-    begun = False
-    async with keep_alive(reply, call.state.settings.sse_keep_alive_seconds), aclosing(source):
-        async for choice, delta in source:
-            # Only the first output proves that the request is sound: until then an error has its own status.
-            if not begun:
-                begun = True
-                if not reply.streaming:
-                    await reply.events()
-                await reply.event(opening())
-            data = event(choice, delta)
-            if data:
-                await reply.event(data)
-    await reply.end_events(writer.chunk([], usage_now()) if request.include_usage else b"")
+    def closing(self) -> bytes:
+        """The usage, if asked for."""
+        return self._chunks.closing(usage_of(self._record) if self._request.include_usage else None)
+
+    def _chunk(self, choice: dict[str, Any], prompt_token_ids: list[int] | None = None) -> bytes:
+        return self._chunks.chunk(
+            [choice], usage_of(self._record) if self._request.continuous_usage else None, prompt_token_ids
+        )

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.routing import BaseRoute, Route
 
-from octavo.engine.outputs import OutputDelta
-from octavo.sampling_params import SamplingParams
 from octavo.server.apis.openai.requests import CompletionRequest, check_token_ids, decode
-from octavo.server.apis.openai.responses import CompletionLogprobs, finish_reason, mean_logprob, usage
+from octavo.server.apis.openai.responses import CompletionLogprobs, finish_reason, mean_logprob, usage_of
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.endpoint import Call, Exchange
-from octavo.server.request.generation import Answer, collect, pieces
-from octavo.server.request.keep_alive import keep_alive
-from octavo.server.request.nothing import no_answers, no_pieces
+from octavo.server.request.generation import Answer, collect, generate, generate_nothing
+from octavo.server.request.output_events import OutputEvent
 from octavo.server.request.sse import ChunkWriter
+from octavo.server.request.stream import StreamWriter, write_stream
 from octavo.server.request.structured_outputs import constraint_field
 
 if TYPE_CHECKING:
@@ -59,16 +57,27 @@ async def completions(call: Call) -> None:
     record = call.record(served, sum(map(len, prompts)), len(prompts))
     answer_id = request.answer_id("cmpl", call.request_id, call.header(b"x-request-id"))
     to_logprobs = await _logprobs(served, request, len(prompts) * params.n)
-    if request.stream:
-        await _stream(call, served, request, prompts, echoes, params, record, answer_id, to_logprobs)
-        return
+    chunks = ChunkWriter(answer_id, "text_completion", served.name, served.version, null_usage=request.include_usage)
+    writer = _CompletionStream(request, chunks, prompts, echoes, params.n, record, to_logprobs)
+
+    def push(choice: int, text: bytes) -> bool:
+        return call.reply.try_event(chunks.completion_text(choice, text.decode()))
+
     if request.wants_nothing:
-        answers = no_answers(len(prompts) * params.n)
-        record.finish()
-    elif request.num_candidates > params.n:
-        answers = await _best(call, served, request, prompts, params, record)
+        events = generate_nothing(len(prompts) * params.n, record)
     else:
-        answers = await collect(call, served, prompts, params, record)
+        asked = params
+        if request.num_candidates > params.n:
+            asked = msgspec.structs.replace(params, n=request.num_candidates, logprobs=params.logprobs or 0)
+        direct = push if request.stream and writer.is_plain else None
+        events = generate(call, served, prompts, asked, record, push=direct, whole=not request.stream)
+    if request.stream:
+        await write_stream(call, events, writer)
+        return
+    if request.num_candidates > params.n and not request.wants_nothing:
+        answers = await _best(events, len(prompts), request.num_candidates, params.n)
+    else:
+        answers = await collect(events, len(prompts) * params.n)
     await call.reply.json(
         {
             "id": answer_id,
@@ -81,29 +90,20 @@ async def completions(call: Call) -> None:
             ],
             "service_tier": None,
             "system_fingerprint": served.version,
-            "usage": usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens),
+            "usage": usage_of(record),
             "kv_transfer_params": None,
         }
     )
 
 
-async def _best(
-    call: Call,
-    served: ModelHandle,
-    request: CompletionRequest,
-    prompts: list[list[int]],
-    params: SamplingParams,
-    record: RequestRecord,
-) -> list[Answer]:
-    """The n answers to each prompt whose tokens are the likeliest on average, best first, of `best_of`."""
-    count = request.num_candidates
-    asked = msgspec.structs.replace(params, n=count, logprobs=params.logprobs or 0)
-    answers = await collect(call, served, prompts, asked, record)
+async def _best(events: AsyncGenerator[OutputEvent, None], num_prompts: int, candidates: int, n: int) -> list[Answer]:
+    """Of each prompt's candidates the n whose tokens are the likeliest on average, best first."""
+    answers = await collect(events, num_prompts * candidates)
     best = []
-    for start in range(0, len(answers), count):
-        candidates = answers[start : start + count]
-        candidates.sort(key=lambda answer: mean_logprob(answer.logprobs), reverse=True)
-        best += candidates[: params.n]
+    for start in range(0, len(answers), candidates):
+        ranked = answers[start : start + candidates]
+        ranked.sort(key=lambda answer: mean_logprob(answer.logprobs), reverse=True)
+        best += ranked[:n]
     return best
 
 
@@ -147,62 +147,50 @@ def _choice(
     }
 
 
-async def _stream(
-    call: Call,
-    served: ModelHandle,
-    request: CompletionRequest,
-    prompts: list[list[int]],
-    echoes: list[str],
-    params: SamplingParams,
-    record: RequestRecord,
-    answer_id: str,
-    to_logprobs: list[CompletionLogprobs],
-) -> None:
-    reply = call.reply
-    writer = ChunkWriter(answer_id, "text_completion", served.name, served.version, null_usage=request.include_usage)
-    plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
-    count = len(prompts) * params.n
-    pending = [echoes[index // params.n] for index in range(count)]
-    shown = [prompts[index // params.n] if request.return_token_ids else None for index in range(count)]
+class _CompletionStream(StreamWriter):
+    """Chunks of a completion."""
 
-    def usage_now() -> dict[str, Any]:
-        return usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
+    def __init__(
+        self,
+        request: CompletionRequest,
+        chunks: ChunkWriter,
+        prompts: list[list[int]],
+        echoes: list[str],
+        n: int,
+        record: RequestRecord,
+        to_logprobs: list[CompletionLogprobs],
+    ) -> None:
+        self._request = request
+        self._chunks = chunks
+        self._record = record
+        self._to_logprobs = to_logprobs
+        count = len(prompts) * n
+        # What a choice's first chunk brings besides its output.
+        self._echoes = [echoes[index // n] for index in range(count)]
+        self._prompts = [prompts[index // n] if request.return_token_ids else None for index in range(count)]
+        self.is_plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
 
-    def push(choice: int, text: bytes) -> bool:
-        return reply.try_event(writer.completion_text(choice, text.decode()))
-
-    def event(choice: int, delta: OutputDelta) -> bytes:
-        text = pending[choice] + delta.text
-        pending[choice] = ""
-        # As vLLM, a chunk for tokens whose text is still held back: clients time tokens by chunks.
-        if not (text or delta.token_ids or delta.finish_reason):
+    def event(self, event: OutputEvent) -> bytes:
+        """As vLLM, also a chunk for tokens whose text is still held back: clients time tokens by chunks."""
+        index = event.choice
+        text, self._echoes[index] = self._echoes[index] + event.text, ""
+        if not (text or event.token_ids or event.finish_reason):
             return b""
-        if plain and not delta.finish_reason:
-            return writer.completion_text(choice, text)
-        shape: dict[str, Any] = {
-            "index": choice,
+        if self.is_plain and not event.finish_reason:
+            return self._chunks.completion_text(index, text)
+        choice: dict[str, Any] = {
+            "index": index,
             "text": text,
-            "logprobs": to_logprobs[choice](delta.logprobs) if to_logprobs and delta.logprobs else None,
-            "finish_reason": finish_reason(delta.finish_reason),
-            "stop_reason": delta.stop_reason,
+            "logprobs": self._to_logprobs[index](event.logprobs) if self._to_logprobs and event.logprobs else None,
+            "finish_reason": finish_reason(event.finish_reason),
+            "stop_reason": event.stop_reason,
         }
-        if request.return_token_ids:
-            shape["token_ids"] = delta.token_ids
-            if shown[choice] is not None:
-                shape["prompt_token_ids"], shown[choice] = shown[choice], None
-        return writer.chunk([shape], usage_now() if request.continuous_usage else None)
+        if self._request.return_token_ids:
+            choice["token_ids"] = event.token_ids
+            if self._prompts[index] is not None:
+                choice["prompt_token_ids"], self._prompts[index] = self._prompts[index], None
+        return self._chunks.chunk([choice], usage_of(self._record) if self._request.continuous_usage else None)
 
-    source: Any = (
-        no_pieces(count, record)
-        if request.wants_nothing
-        else pieces(call, served, prompts, params, record, push=push if plain else None)
-    )
-    async with keep_alive(reply, call.state.settings.sse_keep_alive_seconds), aclosing(source):
-        async for choice, delta in source:
-            # Only the first output proves that the request is sound: until then an error has its own status.
-            if not reply.streaming:
-                await reply.events()
-            data = event(choice, delta)
-            if data:
-                await reply.event(data)
-    await reply.end_events(writer.chunk([], usage_now()) if request.include_usage else b"")
+    def closing(self) -> bytes:
+        """The usage, if asked for."""
+        return self._chunks.closing(usage_of(self._record) if self._request.include_usage else None)

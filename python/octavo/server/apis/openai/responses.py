@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from octavo.engine.outputs import TokenLogprobs
+from octavo.server.observability.request_record import RequestRecord
 
 __all__ = [
     "LOWEST_LOGPROB",
@@ -16,7 +17,7 @@ __all__ = [
     "assistant_message",
     "finish_reason",
     "mean_logprob",
-    "usage",
+    "usage_of",
 ]
 
 # JSON has no infinity; this is what OpenAI's clients expect of an impossible token.
@@ -25,13 +26,13 @@ LOWEST_LOGPROB = -9999.0
 TokenBytes = Callable[[int], bytes]
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """`usage` of an answer, in tokens."""
+def usage_of(record: RequestRecord) -> dict[str, Any]:
+    """`usage` of a response so far, in tokens."""
     return {
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "completion_tokens": completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens": record.prompt_tokens,
+        "total_tokens": record.prompt_tokens + record.completion_tokens,
+        "completion_tokens": record.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": record.cached_tokens},
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -19,10 +18,11 @@ from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.endpoint import Call, Exchange
 from octavo.server.request.field_renames import renamed_errors
-from octavo.server.request.generation import Answer, collect, pieces
-from octavo.server.request.keep_alive import keep_alive
+from octavo.server.request.generation import Answer, collect, generate
 from octavo.server.request.limits import check_messages
 from octavo.server.request.messages import render, template_variables
+from octavo.server.request.output_events import OutputEvent
+from octavo.server.request.stream import StreamWriter, write_stream
 from octavo.server.request.structured_outputs import JsonSchema, ResponseFormat, constraint_field
 from octavo.server.transport.http import ErrorFormat
 
@@ -220,10 +220,12 @@ async def create_response(call: Call) -> None:
         served.check_length(prompt, "input")
     to_logprobs = ChatLogprobs(await served.token_bytes("include"), False) if params.logprobs is not None else None
     shape = _Shape(call, served, request, params, call.record(served, len(prompt)), to_logprobs)
+    events = generate(call, served, [prompt], params, shape.record, whole=not request.stream)
     if request.stream:
-        await _stream(call, served, prompt, params, shape)
+        call.reply.errors = writer = _ResponseStream(shape)
+        await write_stream(call, events, writer)
         return
-    answers = await collect(call, served, [prompt], params, shape.record)
+    answers = await collect(events, 1)
     await call.reply.json(shape.finished(answers[0]))
 
 
@@ -332,56 +334,52 @@ def _status(answer: Answer) -> str:
     return "completed" if answer.finish_reason == "stop" else "incomplete"
 
 
-class _Events(ErrorFormat):
-    """Frames events of one stream, numbered from 0, its error among them."""
+class _ResponseStream(StreamWriter, ErrorFormat):
+    """Events of one response, numbered from 0, its error among them."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: _Shape) -> None:
+        self._shape = shape
         self._number = 0
+        self._answer = Answer()
+        self._place = {"item_id": shape.item_id, "output_index": 0, "content_index": 0}
 
-    def __call__(self, kind: str, **fields: Any) -> bytes:
-        """One event."""
+    def _frame(self, kind: str, **fields: Any) -> bytes:
         data = _encode({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+    def opening(self) -> bytes:
+        """The response, its message and the message's part, all begun."""
+        running = self._shape.running()
+        empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return (
+            self._frame("response.created", response=running)
+            + self._frame("response.in_progress", response=running)
+            + self._frame("response.output_item.added", output_index=0, item=self._shape.item("in_progress", []))
+            + self._frame("response.content_part.added", **self._place, part=empty)
+        )
+
+    def event(self, event: OutputEvent) -> bytes:
+        """A delta of the text."""
+        self._answer.add(event)
+        if not (event.text or event.logprobs):
+            return b""
+        logprobs = self._shape.logprobs(event.logprobs)
+        return self._frame("response.output_text.delta", **self._place, delta=event.text, logprobs=logprobs)
+
+    def closing(self) -> bytes:
+        """The part, the message and the response, all done."""
+        part = self._shape.part(self._answer)
+        status = _status(self._answer)
+        return (
+            self._frame("response.output_text.done", **self._place, text=part["text"], logprobs=part["logprobs"])
+            + self._frame("response.content_part.done", **self._place, part=part)
+            + self._frame("response.output_item.done", output_index=0, item=self._shape.item(status, [part]))
+            + self._frame(f"response.{status}", response=self._shape.finished(self._answer))
+        )
 
     def last_event(self, status: int, error: dict[str, Any]) -> bytes:
         """The error as its fields, as the documentation has them, and as the object that clients look for."""
         code = error["code"] or str(status)
         fields = {"code": code, "message": error["message"], "param": error["param"]}
-        return self("error", **fields, error={**error, "code": code})
-
-
-async def _stream(call: Call, served: ModelHandle, prompt: list[int], params: SamplingParams, shape: _Shape) -> None:
-    reply = call.reply
-    event = reply.errors = _Events()
-    answer = Answer()
-    place = {"item_id": shape.item_id, "output_index": 0, "content_index": 0}
-    source: Any = pieces(call, served, [prompt], params, shape.record)
-    begun = False
-    async with keep_alive(reply, call.state.settings.sse_keep_alive_seconds), aclosing(source):
-        async for _, delta in source:
-            # Only the first output proves that the request is sound: until then an error has its own status.
-            if not begun:
-                begun = True
-                if not reply.streaming:
-                    await reply.events()
-                running = shape.running()
-                empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-                await reply.event(
-                    event("response.created", response=running)
-                    + event("response.in_progress", response=running)
-                    + event("response.output_item.added", output_index=0, item=shape.item("in_progress", []))
-                    + event("response.content_part.added", **place, part=empty)
-                )
-            answer.add(delta)
-            if delta.text or delta.logprobs:
-                logprobs = shape.logprobs(delta.logprobs)
-                await reply.event(event("response.output_text.delta", **place, delta=delta.text, logprobs=logprobs))
-    part = shape.part(answer)
-    status = _status(answer)
-    await reply.end_stream(
-        event("response.output_text.done", **place, text=answer.text, logprobs=part["logprobs"])
-        + event("response.content_part.done", **place, part=part)
-        + event("response.output_item.done", output_index=0, item=shape.item(status, [part]))
-        + event(f"response.{status}", response=shape.finished(answer))
-    )
+        return self._frame("error", **fields, error={**error, "code": code})

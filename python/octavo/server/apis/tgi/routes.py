@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from octavo._core import __version__
-from octavo.engine.outputs import OutputDelta, TokenLogprobs
+from octavo.engine.outputs import TokenLogprobs
 from octavo.sampling_params import MAX_N, MAX_STOPS, SamplingParams
 from octavo.server.apis.openai.requests import decode
 from octavo.server.apis.openai.responses import LOWEST_LOGPROB, mean_logprob
@@ -23,8 +22,10 @@ from octavo.server.error_responses import describe
 from octavo.server.models.model_handle import TEXT_THREADS, ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.endpoint import Call, Exchange
-from octavo.server.request.generation import Answer, collect, pieces
-from octavo.server.request.keep_alive import keep_alive
+from octavo.server.request.generation import Answer, collect
+from octavo.server.request.generation import generate as generate_events
+from octavo.server.request.output_events import OutputEvent
+from octavo.server.request.stream import StreamWriter, write_stream
 from octavo.server.transport.http import EVENTS, ErrorFormat, json_response
 from octavo.text.token_bytes import SPECIAL
 
@@ -200,7 +201,8 @@ async def _whole(call: Call, request: GenerateBody, *, as_list: bool) -> None:
     # The likeliest of several is found by its tokens' log probabilities.
     work = await _Request.read(call, request, logprobs=detailed or given.num_answers > 1)
     tokens = await _tokens(work.served) if detailed else None
-    answers = await collect(call, work.served, [work.prompt], work.params, work.record)
+    events = generate_events(call, work.served, [work.prompt], work.params, work.record, whole=True)
+    answers = await collect(events, work.params.n)
     answers.sort(key=lambda answer: mean_logprob(answer.logprobs), reverse=True)
     shapes = [_sequence(work, answer, tokens) for answer in answers]
     best = shapes[0]
@@ -246,50 +248,51 @@ def _finish_reason(reason: str | None, stop_reason: int | str | None) -> str:
 async def _stream(call: Call, request: GenerateBody) -> None:
     request.check_stream()
     work = await _Request.read(call, request, logprobs=True)
-    tokens = await _tokens(work.served)
-    reply, given = call.reply, request.params
-    written: list[str] = []
-    index = 0
+    events = generate_events(call, work.served, [work.prompt], work.params, work.record)
+    await write_stream(call, events, _TokenStream(work, await _tokens(work.served)))
 
-    def event(token: dict[str, Any], entry: TokenLogprobs | None, last: OutputDelta | None) -> bytes:
-        shape: dict[str, Any] = {"index": index, "token": token, "generated_text": None, "details": None}
+
+class _TokenStream(StreamWriter):
+    """An event a token."""
+
+    def __init__(self, work: _Request, tokens: _Tokens) -> None:
+        self._work = work
+        self._tokens = tokens
+        self._texts: list[str] = []
+        self._index = 0
+        self.headers = [*EVENTS, *((name.encode(), value.encode()) for name, value in work.compute().items())]
+
+    def event(self, event: OutputEvent) -> bytes:
+        """The tokens of an event; the end of the text in the last one."""
+        self._texts.append(event.text)
+        end = event if event.finish_reason is not None else None
+        entries = event.logprobs or []
+        texts = self._tokens.spread(event.text, event.token_ids)
+        chunks = []
+        for place, (entry, text) in enumerate(zip(entries, texts, strict=True), 1):
+            token = self._tokens.token(entry.token_id, entry.logprob, text)
+            chunks.append(self._chunk(token, entry, end if place == len(entries) else None))
+        if end and not entries:
+            # Every chunk has a token; this end came without one.
+            chunks.append(self._chunk({"id": 0, "text": event.text, "logprob": 0.0, "special": True}, None, end))
+        return b"".join(chunks)
+
+    def _chunk(self, token: dict[str, Any], entry: TokenLogprobs | None, end: OutputEvent | None) -> bytes:
+        work, given = self._work, self._work.request.params
+        self._index += 1
+        shape: dict[str, Any] = {"index": self._index, "token": token, "generated_text": None, "details": None}
         if given.top_n_tokens:
-            shape["top_tokens"] = tokens.top(entry) if entry else []
-        if last is not None:
-            shape["generated_text"] = work.full_text + "".join(written)
+            shape["top_tokens"] = self._tokens.top(entry) if entry else []
+        if end is not None:
+            shape["generated_text"] = work.full_text + "".join(self._texts)
             if given.details:
                 shape["details"] = {
-                    "finish_reason": _finish_reason(last.finish_reason, last.stop_reason),
+                    "finish_reason": _finish_reason(end.finish_reason, end.stop_reason),
                     "generated_tokens": work.record.completion_tokens,
                     "seed": work.params.seed,
                     "input_length": len(work.prompt),
                 }
         return b"data:" + _encode(shape) + b"\n\n"
-
-    headers = [*EVENTS, *((name.encode(), value.encode()) for name, value in work.compute().items())]
-    source: Any = pieces(call, work.served, [work.prompt], work.params, work.record)
-    silence = call.state.settings.sse_keep_alive_seconds
-    async with keep_alive(reply, silence, headers=headers), aclosing(source):
-        async for _, delta in source:
-            # Only the first output proves that the request is sound: until then an error has its own status.
-            if not reply.streaming:
-                await reply.events(headers)
-            written.append(delta.text)
-            events = []
-            end = delta if delta.finish_reason is not None else None
-            texts = tokens.spread(delta.text, delta.token_ids)
-            entries = delta.logprobs or []
-            for place, (entry, text) in enumerate(zip(entries, texts, strict=True), 1):
-                index += 1
-                last = end if place == len(entries) else None
-                events.append(event(tokens.token(entry.token_id, entry.logprob, text), entry, last))
-            if end and not entries:
-                # Every event has a token; this end came without one.
-                index += 1
-                events.append(event({"id": 0, "text": delta.text, "logprob": 0.0, "special": True}, None, end))
-            if events:
-                await reply.event(b"".join(events))
-    await reply.end_stream()
 
 
 class _Info:
