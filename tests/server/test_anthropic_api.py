@@ -109,7 +109,7 @@ def test_count_tokens(claude: Any) -> None:
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens: 0"),
         ({"max_tokens": 1000}, "max_tokens: 1000"),
-        ({"messages": []}, "messages: is empty"),
+        ({"messages": []}, "messages: the list is empty"),
         ({"messages": None}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, r"messages\[0\].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"messages\[0\].content\[0\]"),

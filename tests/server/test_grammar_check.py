@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from octavo._core import TokenTable, Vocabulary
 from octavo.errors import ConfigError, InvalidRequest, Overloaded
 from octavo.sampling_params import SamplingParams
-from octavo.server.apis.openai.requests import CompletionRequest, decode
+from octavo.server.apis.openai.requests import CompletionRequest
 from octavo.server.error_responses import QueueFull
 from octavo.server.models import grammar_check
 from octavo.server.models.grammar_check import GrammarCheck
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.queueing.compile_queue import CompileQueue
+from octavo.server.request.decoding import decode
 from octavo.server.request.structured_outputs import constraint_field, specification
 from octavo.server.settings import ServerSettings
 from octavo.text.fake_tokenizer import fake_tokenizer

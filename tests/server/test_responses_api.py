@@ -136,7 +136,7 @@ def test_refusals(server: Running, fields: dict[str, Any], named: str) -> None:
 
 def test_nothing_is_stored(client: openai.OpenAI) -> None:
     for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
-        with pytest.raises(openai.NotFoundError, match="stores no responses"):
+        with pytest.raises(openai.NotFoundError, match="does not store responses"):
             call("resp_1")
 
 

@@ -14,7 +14,7 @@ from octavo.server.access.api_keys import KeyRing
 from octavo.server.access.hosts import AUTHORITY, allowed_hosts, check_origins, is_address
 from octavo.server.access.identity import IDENTITY, Identity
 from octavo.server.error_responses import Forbidden, HostNotAllowed, MalformedRequest, Unauthorized
-from octavo.server.observability.request_context import context_of
+from octavo.server.observability.request_telemetry import telemetry_of
 from octavo.server.settings import ServerSettings
 from octavo.server.transport.http import Receive, Scope, Send, refuse
 
@@ -112,7 +112,7 @@ class ApiKeyCheck:
         identity = self._keys.find(_presented_keys(scope))
         if identity is not None:
             scope[IDENTITY] = identity
-            context_of(scope).key_name = identity.name
+            telemetry_of(scope).key_name = identity.name
         error = None if path in self._open else self._check(identity, path)
         if error is None:
             await self._app(scope, receive, send)

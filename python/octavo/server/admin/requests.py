@@ -10,8 +10,8 @@ import msgspec
 
 from octavo.config import EngineConfig
 from octavo.errors import InvalidRequest
-from octavo.server.apis.openai.requests import RequestBody, decode
 from octavo.server.config_file import engine_config, engine_fields
+from octavo.server.request.decoding import RequestBody, decode
 
 __all__ = ["LoadBody", "SwapBody", "UnloadBody", "decode_command", "decode_json", "decode_object"]
 

@@ -22,14 +22,14 @@ from octavo.server.access.hosts import allowed_hosts
 from octavo.server.access.identity import Identity
 from octavo.server.access.middleware import ApiKeyCheck, HostCheck
 from octavo.server.admin.requests import LoadBody, SwapBody, UnloadBody, decode_command, decode_json, decode_object
-from octavo.server.apis.openai.requests import RequestBody
 from octavo.server.apis.openapi.document import document
 from octavo.server.apis.openapi.operations import Operation
 from octavo.server.app import http_exception, observed
 from octavo.server.error_responses import ServerStopping, describe
 from octavo.server.models.aliases import parse_aliases
 from octavo.server.models.registry_entry import RegistryEntry
-from octavo.server.observability.request_context import context_of
+from octavo.server.observability.request_telemetry import telemetry_of
+from octavo.server.request.decoding import RequestBody
 from octavo.server.state import ServerState
 from octavo.server.transport.http import ClientGone, Receive, Scope, Send, json_response, read_body
 
@@ -93,7 +93,7 @@ def _failure(error: Exception, request: Request) -> Response:
             status, headers = own_status, {}
             payload["error"].update(message=str(error), type="invalid_request_error", code=code)
             break
-    context_of(request.scope).error_code = payload["error"]["code"]
+    telemetry_of(request.scope).error_code = payload["error"]["code"]
     return json_response(payload, status, headers)
 
 
@@ -121,7 +121,7 @@ def _answering(
         except HTTPException:
             raise
         except ClientGone:
-            context_of(request.scope).disconnected = True
+            telemetry_of(request.scope).disconnected = True
             return _NoAnswer()
         except Exception as error:
             return _failure(error, request)
@@ -149,7 +149,7 @@ class _Admin:
 
     async def _command(self, kind: type[Body], request: Request) -> Body:
         command = decode_command(kind, await _body(request))
-        context_of(request.scope).model = getattr(command, "model", None)
+        telemetry_of(request.scope).model = getattr(command, "model", None)
         return command
 
     def _check_loads(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo import log_format
-from octavo.server.observability.request_context import RequestContext, current_request
+from octavo.server.observability.request_telemetry import RequestTelemetry, current_request
 from octavo.server.transport.http import Scope
 
 __all__ = ["access_fields", "access_log", "configure_logging", "dropped_lines", "log_access", "request_fields"]
@@ -42,15 +42,15 @@ def dropped_lines() -> int:
 
 def request_fields() -> Mapping[str, Any]:
     """Log fields of the request that the current task answers."""
-    context = current_request.get()
-    if context is None:
+    telemetry = current_request.get()
+    if telemetry is None:
         return {}
-    if context.trace is None:
-        return {"request_id": context.request_id}
+    if telemetry.trace is None:
+        return {"request_id": telemetry.request_id}
     return {
-        "request_id": context.request_id,
-        "trace_id": context.trace.trace_id,
-        "span_id": context.trace.span_id,
+        "request_id": telemetry.request_id,
+        "trace_id": telemetry.trace.trace_id,
+        "span_id": telemetry.trace.span_id,
     }
 
 
@@ -65,7 +65,7 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
 
-def access_fields(context: RequestContext, scope: Scope, status: int) -> dict[str, Any]:
+def access_fields(telemetry: RequestTelemetry, scope: Scope, status: int) -> dict[str, Any]:
     """Fields of the access-log line of a request, besides its ids. Fields that are None are left out.
 
     It holds no prompt and no completion, unless the server is set to log prompts.
@@ -75,13 +75,13 @@ def access_fields(context: RequestContext, scope: Scope, status: int) -> dict[st
         "method": scope["method"],
         "path": scope["path"][:_MAX_PATH],
         "status": status,
-        "e2e_ms": _ms(time.monotonic() - context.arrival),
+        "e2e_ms": _ms(time.monotonic() - telemetry.arrival),
         "client": client[0] if client else None,
-        "key_id": context.key_name,
-        "error": context.error_code,
-        "model": context.model,
+        "key_id": telemetry.key_name,
+        "error": telemetry.error_code,
+        "model": telemetry.model,
     }
-    record = context.record
+    record = telemetry.record
     if record is not None:
         fields |= {
             "model": record.name,
@@ -94,8 +94,8 @@ def access_fields(context: RequestContext, scope: Scope, status: int) -> dict[st
             "tpot_ms": _ms(record.time_per_output_token),
             "finish_reason": record.finish_reason,
         }
-    if context.disconnected:
+    if telemetry.disconnected:
         fields["disconnected"] = True
-    if context.prompt is not None:
-        fields["body"] = context.prompt
+    if telemetry.prompt is not None:
+        fields["body"] = telemetry.prompt
     return fields

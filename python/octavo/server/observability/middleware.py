@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from octavo.server.observability.logs import access_fields, access_log, log_access
 from octavo.server.observability.metric_definitions import AUTH_FAILURES, REJECTIONS
 from octavo.server.observability.metrics import Metrics
-from octavo.server.observability.request_context import RequestContext, current_request
+from octavo.server.observability.request_telemetry import RequestTelemetry, current_request
 from octavo.server.observability.spans import Spans, span_attributes
 from octavo.server.transport.http import ERROR_CODE, REFUSED, Receive, Scope, Send, refuse
 
@@ -28,19 +28,19 @@ _QUIET = frozenset(("/health", "/livez", "/readyz", "/ping", "/metrics", "/load"
 class _RecordingSend:
     """ASGI's `send`. It records the status and adds the headers of every response."""
 
-    __slots__ = ("_context", "_send")
+    __slots__ = ("_send", "_telemetry")
 
-    def __init__(self, send: Send, context: RequestContext) -> None:
+    def __init__(self, send: Send, telemetry: RequestTelemetry) -> None:
         self._send = send
-        self._context = context
+        self._telemetry = telemetry
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            context = self._context
-            context.status = message["status"]
+            telemetry = self._telemetry
+            telemetry.status = message["status"]
             headers = message.setdefault("headers", [])
             if not any(name == b"x-request-id" for name, _ in headers):
-                message["headers"] = [*headers, *context.headers]
+                message["headers"] = [*headers, *telemetry.headers]
         await self._send(message)
 
 
@@ -71,44 +71,44 @@ class ObservabilityMiddleware:
         if scope["type"] != "http" and not refused:
             await self.app(scope, receive, send)
             return
-        context = RequestContext(scope, send, always_trace=self._spans is not None)
-        token = current_request.set(context)
+        telemetry = RequestTelemetry(scope, send, always_trace=self._spans is not None)
+        token = current_request.set(telemetry)
         try:
             if refused:
-                await refuse(scope, _RecordingSend(send, context), scope[REFUSED])
+                await refuse(scope, _RecordingSend(send, telemetry), scope[REFUSED])
             else:
-                await self.app(scope, receive, _RecordingSend(send, context))
+                await self.app(scope, receive, _RecordingSend(send, telemetry))
         finally:
-            self._end(context, scope)
+            self._end(telemetry, scope)
             current_request.reset(token)
 
-    def _end(self, context: RequestContext, scope: Scope) -> None:
+    def _end(self, telemetry: RequestTelemetry, scope: Scope) -> None:
         metrics = self._metrics
-        context.error_code = context.error_code or scope.get(ERROR_CODE)
-        if context.disconnected:
+        telemetry.error_code = telemetry.error_code or scope.get(ERROR_CODE)
+        if telemetry.disconnected:
             metrics.client_disconnects.inc()
-        status = context.status or _CLIENT_CLOSED
+        status = telemetry.status or _CLIENT_CLOSED
         path = self.template(scope)
         metrics.http_requests.labels(path, str(status)).inc()
         if path not in _QUIET:
-            metrics.http_seconds.histogram(path).observe(time.monotonic() - context.arrival)
-        if context.error_code is not None:
-            self._count_error(context, context.error_code)
+            metrics.http_seconds.histogram(path).observe(time.monotonic() - telemetry.arrival)
+        if telemetry.error_code is not None:
+            self._count_error(telemetry, telemetry.error_code)
         if self._log_requests:
             level = logging.DEBUG if path in _QUIET else logging.INFO
             if access_log.isEnabledFor(level):
-                log_access(level, access_fields(context, scope, status))
+                log_access(level, access_fields(telemetry, scope, status))
         if self._spans is not None and path not in _QUIET:
-            attributes = span_attributes(context, scope["method"], path, status)
-            self._spans.add(context, f"{scope['method']} {path}", time.time_ns(), attributes, status >= 500)
+            attributes = span_attributes(telemetry, scope["method"], path, status)
+            self._spans.add(telemetry, f"{scope['method']} {path}", time.time_ns(), attributes, status >= 500)
 
-    def _count_error(self, context: RequestContext, code: str) -> None:
+    def _count_error(self, telemetry: RequestTelemetry, code: str) -> None:
         metrics = self._metrics
         metrics.request_errors.labels(code).inc()
         if code in AUTH_FAILURES:
             metrics.auth_failures.labels(code).inc()
         elif code in REJECTIONS:
-            model = "" if context.record is None else context.record.model
+            model = "" if telemetry.record is None else telemetry.record.model
             metrics.admission_rejections.labels(model, code).inc()
             if code == "queue_timeout":
                 metrics.deadline_exceeded.inc()

@@ -13,7 +13,7 @@ from octavo.errors import ConfigError
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from octavo.server.observability.request_context import RequestContext
+    from octavo.server.observability.request_telemetry import RequestTelemetry
 
 __all__ = ["Spans", "span_attributes", "traces_url"]
 
@@ -91,17 +91,19 @@ class Spans:
         # A collector that is down must not log a traceback for each batch.
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)
 
-    def add(self, context: RequestContext, name: str, end_ns: int, attributes: Mapping[str, Any], error: bool) -> None:
+    def add(
+        self, telemetry: RequestTelemetry, name: str, end_ns: int, attributes: Mapping[str, Any], error: bool
+    ) -> None:
         """Queue the span of a request that has ended.
 
         Args:
-            context: of the request; without a trace it is skipped.
+            telemetry: of the request; without a trace it is skipped.
             name: of the span.
             end_ns: Unix time.
             attributes: those that are None are left out.
             error: the server failed to answer.
         """
-        trace, api = context.trace, self._api
+        trace, api = telemetry.trace, self._api
         if trace is None:
             return
         parent = None
@@ -122,7 +124,7 @@ class Spans:
             context=api.set_span_in_context(api.INVALID_SPAN) if parent is None else parent,
             kind=api.SpanKind.SERVER,
             attributes={key: value for key, value in attributes.items() if value is not None},
-            start_time=context.arrival_ns,
+            start_time=telemetry.arrival_ns,
         )
         if error:
             span.set_status(api.StatusCode.ERROR)
@@ -137,16 +139,16 @@ class Spans:
         self._provider.shutdown()
 
 
-def span_attributes(context: RequestContext, method: str, route: str, status: int) -> dict[str, Any]:
+def span_attributes(telemetry: RequestTelemetry, method: str, route: str, status: int) -> dict[str, Any]:
     """Span attributes of a request, with OpenTelemetry's names; neither prompts nor completions."""
     attributes: dict[str, Any] = {
         "http.request.method": method,
         "http.route": route,
         "http.response.status_code": status,
-        "gen_ai.request.id": context.request_id,
-        "error.type": context.error_code,
+        "gen_ai.request.id": telemetry.request_id,
+        "error.type": telemetry.error_code,
     }
-    record = context.record
+    record = telemetry.record
     if record is not None:
         attributes |= {
             "gen_ai.system": "octavo",

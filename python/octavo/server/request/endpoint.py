@@ -1,4 +1,4 @@
-"""One POST exchange: its body is read, its work runs while the client is there, every failure is answered."""
+"""POST routes: read the body, run the handler while the client is connected, send every error."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
 from octavo.server.access.identity import Identity, cache_salt, identity_of
 from octavo.server.error_responses import QueueFull, ServerStopping, UnsupportedMediaType
-from octavo.server.observability.request_context import RequestContext, context_of
 from octavo.server.observability.request_record import RequestRecord
+from octavo.server.observability.request_telemetry import RequestTelemetry, telemetry_of
 from octavo.server.queueing.admission import Admission
 from octavo.server.queueing.body_budget import BodyShare
 from octavo.server.queueing.deadline import request_deadline
@@ -28,36 +28,38 @@ if TYPE_CHECKING:
     from octavo.server.observability.tracing import Trace
     from octavo.server.state import ServerState
 
-__all__ = ["Call", "Exchange", "Process"]
+__all__ = ["Endpoint", "Handler", "RequestContext"]
 
 _LARGE_BYTES = 1 << 16
 
-Process = Callable[["Call"], Awaitable[None]]
+Handler = Callable[["RequestContext"], Awaitable[None]]
 
 
-class Call:
-    """What a route's work is given.
+class RequestContext:
+    """One request, as its handler sees it.
 
     Attributes:
-        state: the server's.
-        scope: ASGI's, of this exchange.
-        body: bytes, whole.
-        reply: the answer, not begun.
-        request_id: the client's where harmless, else a fresh one; in every answer's `X-Request-Id`.
-        context: what its log line, its trace and its metrics know of it.
-        timeout: seconds from its arrival that the request's own body gives it; set by the route's work.
-        renames: fields as the client wrote them, by the names that errors of the engine have.
+        state: of the server.
+        scope: ASGI's.
+        body: the whole body.
+        reply: the response; not begun.
+        request_id: the client's if it is valid, else a new one; every response's `X-Request-Id`.
+        telemetry: for its log line, trace and metrics.
+        timeout: seconds from arrival that the body asks for; set by the handler.
+        renames: the client's names of fields, by the names that the engine's errors use.
     """
 
-    __slots__ = ("_releases", "body", "context", "renames", "reply", "request_id", "scope", "state", "timeout")
+    __slots__ = ("_releases", "body", "renames", "reply", "request_id", "scope", "state", "telemetry", "timeout")
 
-    def __init__(self, state: ServerState, scope: Scope, body: bytes, reply: Reply, context: RequestContext) -> None:
+    def __init__(
+        self, state: ServerState, scope: Scope, body: bytes, reply: Reply, telemetry: RequestTelemetry
+    ) -> None:
         self.state = state
         self.scope = scope
         self.body = body
         self.reply = reply
-        self.request_id = context.request_id
-        self.context = context
+        self.request_id = telemetry.request_id
+        self.telemetry = telemetry
         self._releases: list[Callable[[], None]] = []
         self.timeout: float | None = None
         self.renames: dict[str, str] = {}
@@ -65,22 +67,22 @@ class Call:
     @property
     def trace(self) -> Trace | None:
         """The trace the request belongs to."""
-        return self.context.trace
+        return self.telemetry.trace
 
     def header(self, name: bytes) -> str | None:
-        """The first request header of a (lower case) name."""
+        """The first request header with a name, which must be in lower case."""
         return header(self.scope, name)
 
     async def route(
         self, name: str | None, *, user: object = None, session: object = None, variant: str | None = None
     ) -> ModelHandle:
-        """The model that is to answer a request for `name`, in use until the exchange ends.
+        """Find the model for a request. It stays in use until the request ends.
 
         Args:
-            name: model or alias; None: the server's first.
-            user: by the request; of an alias of several models the same one always answers a user.
-            session: by the request; stands in for the user, as do the header `X-Session-ID` and the API key's name.
-            variant: the alias's model that is wanted, by its id; the header `X-Variant` stands in for it.
+            name: model or alias; None for the server's first model.
+            user: from the request; an alias of several models always gives a user the same one.
+            session: from the request; used without a user, as are the header `X-Session-ID` and the API key's name.
+            variant: id of one model of an alias; the header `X-Variant` is used without it.
 
         Raises:
             ServerStopping, EngineLoading, ModelUnavailable, ModelNotServed, EngineDead.
@@ -88,40 +90,40 @@ class Call:
         """
         state = self.state
         state.check_ready()
-        served, release = await state.registry.acquire(
+        model, release = await state.registry.acquire(
             name, lambda: str(user or session or self._session() or "") or None, variant or self.header(b"x-variant")
         )
         self._releases.append(release)
-        self.reply.headers.append((b"x-model-version", served.version.encode()))
-        return served
+        self.reply.headers.append((b"x-model-version", model.version.encode()))
+        return model
 
     def _session(self) -> str | None:
         identity = self.identity
         return self.header(b"x-session-id") or (None if identity.anonymous else identity.name)
 
     def end(self) -> None:
-        """The exchange is over: its models are no longer in use by it."""
+        """Release the models of the request."""
         releases, self._releases = self._releases, []
         for release in releases:
             release()
 
     @property
     def identity(self) -> Identity:
-        """Whom the request is from."""
+        """Who sent the request."""
         return identity_of(self.scope)
 
-    async def constrain(self, served: ModelHandle, outputs: dict[str, Any] | None, field: str) -> None:
-        """Refuse what an answer cannot be held to, before the request waits for its turn.
+    async def constrain(self, model: ModelHandle, outputs: dict[str, Any] | None, field: str) -> None:
+        """Check a constraint before the request enters the queue.
 
         Args:
-            served: the model that answers.
+            model: compiles it.
             outputs: as `SamplingParams.structured_outputs`.
-            field: that asked for it; later errors of the engine are told by it too.
+            field: of the request; the engine's errors about the constraint name it too.
 
         Raises:
-            InvalidRequest: it is too long, or cannot be compiled.
-            QueueFull: too much waits to be compiled.
-            QueueTimeout: the request's time was over first.
+            InvalidRequest: the constraint is too long or cannot be compiled.
+            QueueFull: too many constraints wait to be compiled.
+            QueueTimeout: the request reached its deadline.
         """
         if outputs is None:
             return
@@ -129,123 +131,124 @@ class Call:
         kind, text = specification(outputs)
         check_constraint(text, field, self.state.settings)
         deadline = self.deadline()
-        checking = self.state.grammar_check(served).check(kind, text, field, self.identity.tenant)
+        checking = self.state.grammar_check(model).check(kind, text, field, self.identity.tenant)
         if deadline is None:
             await checking
             return
         try:
             await asyncio.wait_for(checking, max(0.0, deadline - asyncio.get_running_loop().time()))
         except asyncio.TimeoutError:
-            raise self.state.admission_queue(served).timed_out() from None
+            raise self.state.admission_queue(model).timed_out() from None
 
-    def admission(self, served: ModelHandle, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Admission:
-        """The request's way into the engine: `async with` it around the generating.
+    def admission(self, model: ModelHandle, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Admission:
+        """Admission to the engine: an async context manager around the generation.
 
         Raises:
-            InvalidRequest: it asks for too much, or a header cannot be read.
+            InvalidRequest: the request asks for too much, or a header is invalid.
         """
         state, identity = self.state, self.identity
         settings = state.settings
-        check_request(prompts, params, served.max_model_len, settings)
+        check_request(prompts, params, model.max_model_len, settings)
         level = request_priority(self.scope, identity, params.priority)
         own = copy.copy(params)
         own.priority = engine_priority(level, params.priority)
         own.cache_salt = cache_salt(identity, params.cache_salt, shared=settings.share_prefix_cache)
         limit = identity.max_concurrency
         return Admission(
-            state.admission_queue(served),
+            state.admission_queue(model),
             state.concurrency,
             identity,
             settings.max_concurrency if limit is None else limit,
             level,
             prompts,
             own,
-            served.max_model_len,
+            model.max_model_len,
             self.deadline(),
         )
 
     def deadline(self) -> float | None:
-        """When the request's time is over, on the loop's clock; None for no deadline.
+        """When the request times out, on the loop's clock; None for never.
 
         Raises:
             InvalidRequest: the header or the body does not give a valid number of seconds.
         """
-        return request_deadline(self.scope, self.context.arrival, self.state.settings.request_timeout, self.timeout)
+        return request_deadline(self.scope, self.telemetry.arrival, self.state.settings.request_timeout, self.timeout)
 
-    def sampling_defaults(self, served: ModelHandle) -> Mapping[str, Any]:
-        """What holds for a model where a request says nothing."""
-        return self.state.settings.sampling_defaults(served.sampling_defaults)
+    def sampling_defaults(self, model: ModelHandle) -> Mapping[str, Any]:
+        """Sampling parameters for fields that the request leaves out."""
+        return self.state.settings.sampling_defaults(model.sampling_defaults)
 
-    def record(self, served: ModelHandle, prompt_tokens: int, num_prompts: int = 1) -> RequestRecord:
-        """The request's times and counts, from its arrival on."""
+    def record(self, model: ModelHandle, prompt_tokens: int, num_prompts: int = 1) -> RequestRecord:
+        """Begin the record of the request's times and counts, from its arrival."""
         metrics = self.state.metrics
         record = RequestRecord(
             metrics,
-            served.model_label,
+            model.model_label,
             prompt_tokens,
             num_prompts,
-            name=served.name,
-            variant=served.version,
-            engine=metrics.engine_label(served.model_label, served.version),
-            arrival=self.context.arrival,
+            name=model.name,
+            variant=model.version,
+            engine=metrics.engine_label(model.model_label, model.version),
+            arrival=self.telemetry.arrival,
         )
-        self.context.record = record
+        self.telemetry.record = record
         return record
 
 
-class Exchange:
-    """A POST route: reads the body, runs the work while the client is there, answers every failure.
+class Endpoint:
+    """A POST route.
 
     Args:
-        process: the work.
-        errors: how its errors look; OpenAI's way when None.
-        any_content_type: take a body that does not say it is JSON, except from a web page.
+        state: of the server.
+        handler: answers a request.
+        errors: format of its errors; OpenAI's when None.
+        any_content_type: accept a body of another content type than JSON, except from a web page.
     """
 
     def __init__(
         self,
         state: ServerState,
-        process: Process,
+        handler: Handler,
         errors: ErrorFormat | None = None,
         *,
         any_content_type: bool = False,
     ) -> None:
         self._state = state
-        self.process = process
+        self.handler = handler
         self._errors = errors
         self._any_content_type = any_content_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request (ASGI)."""
         held = self._state.bodies.share()
         try:
-            await self._exchange(scope, receive, send, held)
+            await self._answer(scope, receive, send, held)
         finally:
             held.release()
 
-    async def _exchange(self, scope: Scope, receive: Receive, send: Send, held: BodyShare) -> None:
-        context = context_of(scope)
-        reply = Reply(send, context.headers, self._errors, (scope.get("extensions") or {}).get(CHUNKS))
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, held: BodyShare) -> None:
+        telemetry = telemetry_of(scope)
+        reply = Reply(send, telemetry.headers, self._errors, (scope.get("extensions") or {}).get(CHUNKS))
         state = self._state
         try:
             body = await self._body(scope, receive, held)
         except ClientGone:
-            context.disconnected = True
+            telemetry.disconnected = True
             return
         except (InvalidRequest, QueueFull) as error:
             await reply.fail(error)
         else:
             if state.settings.log_prompts:
-                context.prompt = body[: 4 * state.settings.log_prompts].decode("utf-8", "replace")[
+                telemetry.prompt = body[: 4 * state.settings.log_prompts].decode("utf-8", "replace")[
                     : state.settings.log_prompts
                 ]
-            call = Call(state, scope, body, reply, context)
+            context = RequestContext(state, scope, body, reply, telemetry)
             try:
-                if not await state.run(self._work(call), receive):
-                    context.disconnected = True
+                if not await state.run(self._handle(context), receive):
+                    telemetry.disconnected = True
             finally:
-                call.end()
-        context.error_code = reply.error_code
+                context.end()
+        telemetry.error_code = reply.error_code
 
     async def _body(self, scope: Scope, receive: Receive, held: BodyShare) -> bytes:
         kind = header(scope, b"content-type")
@@ -265,14 +268,14 @@ class Exchange:
         else:
             check_json(body, self._state.settings)
 
-    async def _work(self, call: Call) -> None:
-        reply = call.reply
+    async def _handle(self, context: RequestContext) -> None:
+        reply = context.reply
         try:
-            with renamed_errors(call.renames):
-                await self.process(call)
+            with renamed_errors(context.renames):
+                await self.handler(context)
         except asyncio.CancelledError:
             if not self._state.aborting:
                 raise
-            await reply.fail(ServerStopping("The server is shutting down; this answer was cut short."))
+            await reply.fail(ServerStopping("The server is shutting down; this response was cut short."))
         except Exception as error:
             await reply.fail(error)

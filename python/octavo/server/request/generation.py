@@ -18,7 +18,7 @@ from octavo.server.queueing.deadline import Deadline
 from octavo.server.request.output_events import OutputEvent, OutputParser, text_events
 
 if TYPE_CHECKING:
-    from octavo.server.request.endpoint import Call
+    from octavo.server.request.endpoint import RequestContext
 
 __all__ = ["Answer", "Push", "collect", "generate", "generate_nothing"]
 
@@ -52,10 +52,10 @@ class Answer(msgspec.Struct):
 
 
 async def _one(
-    admission: Admission, served: ModelHandle, prompt: int, token_ids: Sequence[int], **how: Any
+    admission: Admission, model: ModelHandle, prompt: int, token_ids: Sequence[int], **how: Any
 ) -> AsyncIterator[tuple[int, OutputDelta]]:
     await admission.turn(prompt)
-    stream: Any = served.engine.stream(token_ids, admission.params, **how)
+    stream: Any = model.engine.stream(token_ids, admission.params, **how)
     async with aclosing(stream):
         async for delta in stream:
             admission.count(prompt, len(delta.token_ids))
@@ -77,14 +77,14 @@ def _counted(push: Push, admission: Admission, record: RequestRecord) -> Push:
 
 
 async def _several(
-    admission: Admission, served: ModelHandle, prompts: Sequence[Sequence[int]], *, whole: bool
+    admission: Admission, model: ModelHandle, prompts: Sequence[Sequence[int]], *, whole: bool
 ) -> AsyncIterator[tuple[int, OutputDelta]]:
     # A short queue: while the client is slow the engine merges what arrives, and nothing piles up here.
     queue: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None] = asyncio.Queue(len(prompts))
 
     async def pump(prompt: int) -> None:
         try:
-            async for item in _one(admission, served, prompt, prompts[prompt], whole=whole):
+            async for item in _one(admission, model, prompt, prompts[prompt], whole=whole):
                 await queue.put(item)
             await queue.put(None)
         except Exception as error:
@@ -136,8 +136,8 @@ async def _within(
 
 
 async def generate(
-    call: Call,
-    served: ModelHandle,
+    context: RequestContext,
+    model: ModelHandle,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     record: RequestRecord,
@@ -152,8 +152,8 @@ async def generate(
     aborts what still runs.
 
     Args:
-        call: the request.
-        served: the model.
+        context: the request.
+        model: the model.
         prompts: token ids of each prompt.
         params: of every prompt.
         record: of the whole request.
@@ -169,15 +169,15 @@ async def generate(
     record.begin(params)
     complete = False
     try:
-        async with call.admission(served, prompts, params) as admission:
+        async with context.admission(model, prompts, params) as admission:
             record.waits(admission)
             deadline = admission.deadline
             whole = whole and deadline is None
             if len(prompts) > 1:
-                source: Any = _several(admission, served, prompts, whole=whole)
+                source: Any = _several(admission, model, prompts, whole=whole)
             else:
                 sink = None if push is None else _counted(push, admission, record)
-                source = _one(admission, served, 0, prompts[0], sink=sink, whole=whole)
+                source = _one(admission, model, 0, prompts[0], sink=sink, whole=whole)
             async with aclosing(source):
                 timed = (
                     source

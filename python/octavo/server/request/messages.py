@@ -38,7 +38,7 @@ def flatten(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
         InvalidRequest: no messages, too many, an unknown role, a part that is not text; the message names which.
     """
     if not messages:
-        raise InvalidRequest("messages: is empty; give one message or more", "messages")
+        raise InvalidRequest("messages: the list is empty; give at least one message", "messages")
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequest(f"messages: {len(messages)} are more than {MAX_MESSAGES}", "messages")
     return [_flatten_one(message, f"messages[{index}]") for index, message in enumerate(messages)]
@@ -65,7 +65,7 @@ def template_variables(
 
 
 async def render(
-    served: ModelHandle,
+    model: ModelHandle,
     messages: list[dict[str, Any]],
     *,
     add_generation_prompt: bool | None = None,
@@ -83,7 +83,7 @@ async def render(
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message
     try:
-        prompt = await served.render(
+        prompt = await model.render(
             messages,
             add_special_tokens=bool(add_special_tokens),
             add_generation_prompt=add_generation_prompt,
@@ -93,7 +93,7 @@ async def render(
     except RecursionError:
         raise InvalidRequest("messages: are nested too deeply", "messages") from None
     if add_special_tokens:
-        start = getattr(served.engine.tokenizer, "bos_token_id", None)
+        start = getattr(model.engine.tokenizer, "bos_token_id", None)
         if start is not None and prompt[:2] == [start, start]:
             return prompt[1:]
     return prompt

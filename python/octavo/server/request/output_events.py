@@ -32,7 +32,7 @@ class OutputEvent(msgspec.Struct):
 
 
 OutputParser = Callable[[int, OutputDelta], Sequence[OutputEvent]]
-"""Turns what the engine adds to a choice, by its index, into events. It may keep text back until a later call."""
+"""Turns what the engine adds to a choice, by its index, into events. It may keep text back until a later context."""
 
 
 def text_events(choice: int, delta: OutputDelta) -> Sequence[OutputEvent]:

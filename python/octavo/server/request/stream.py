@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from octavo.server.request.endpoint import Call
+from octavo.server.request.endpoint import RequestContext
 from octavo.server.request.keep_alive import COMMENT, keep_alive
 from octavo.server.request.output_events import OutputEvent
 from octavo.server.transport.http import EVENTS
@@ -38,15 +38,17 @@ class StreamWriter(ABC):
         return b""
 
 
-async def write_stream(call: Call, events: AsyncGenerator[OutputEvent, None], writer: StreamWriter) -> None:
+async def write_stream(
+    context: RequestContext, events: AsyncGenerator[OutputEvent, None], writer: StreamWriter
+) -> None:
     """Send events as a stream.
 
     The response begins with the first event, which proves that the request is sound: an error before it has its own
     status, unless a heartbeat came first.
     """
-    reply = call.reply
+    reply = context.reply
     opened = False
-    seconds = call.state.settings.sse_keep_alive_seconds
+    seconds = context.state.settings.sse_keep_alive_seconds
     async with keep_alive(reply, seconds, writer.heartbeat, writer.headers), aclosing(events):
         async for event in events:
             if not opened:

@@ -140,9 +140,9 @@ def _of_format(request: _Fields) -> list[Constraint]:
         )
     if asked.type in ("json", "regex"):
         if not isinstance(asked.value, str if asked.type == "regex" else str | dict):
-            what = "a pattern" if asked.type == "regex" else "a schema"
+            what = "a string" if asked.type == "regex" else "a JSON schema"
             raise InvalidRequest(
-                f"response_format.value: is no {what[2:]}; type {asked.type} needs {what} there",
+                f"response_format.value: type {asked.type} requires {what}",
                 "response_format.value",
             )
         return [Constraint("response_format", asked.type, {asked.type: asked.value})]
@@ -158,12 +158,12 @@ def _of_outputs(request: _Fields) -> list[Constraint]:
     for option in _UNSUPPORTED:
         if getattr(asked, option) not in (None, False):
             raise InvalidRequest(
-                f"structured_outputs.{option}: is not supported; leave it out", f"structured_outputs.{option}"
+                f"structured_outputs.{option}: not supported; remove the field", f"structured_outputs.{option}"
             )
     given = {option: getattr(asked, option) for option in _OPTIONS if getattr(asked, option) not in (None, False)}
     if len(given) != 1:
         raise InvalidRequest(
-            f"structured_outputs: has {len(given)} of {', '.join(_OPTIONS)}; give exactly one", "structured_outputs"
+            f"structured_outputs: {len(given)} of {', '.join(_OPTIONS)} are set; set exactly one", "structured_outputs"
         )
     return [Constraint("structured_outputs", next(iter(given)), given)]
 
@@ -185,23 +185,25 @@ def _check(constraint: Constraint) -> None:
             if isinstance(value, str):
                 value = constraint.spec["json"] = _parsed(value, field)
             if not isinstance(value, dict | bool):
-                raise InvalidRequest(f"{field}: a schema is a JSON object, not a {type(value).__name__}", field)
+                raise InvalidRequest(f"{field}: a schema must be a JSON object, not a {type(value).__name__}", field)
             if _too_deep(value):
-                raise InvalidRequest(f"{field}: the schema is nested more than {MAX_NESTING} deep; flatten it", field)
+                raise InvalidRequest(
+                    f"{field}: the schema is nested more than {MAX_NESTING} levels deep; flatten it", field
+                )
         elif kind in ("regex", "grammar"):
             if not value or len(value) > MAX_PATTERN or "\0" in value:
-                raise InvalidRequest(f"{field}: a {kind} is a text of 1 to {MAX_PATTERN} characters without NUL", field)
+                raise InvalidRequest(f"{field}: a {kind} must have 1 to {MAX_PATTERN} characters and no NUL", field)
         elif kind == "choice" and not (value and all(value)):
-            raise InvalidRequest(f"{field}: give one choice or more, none of them empty", field)
+            raise InvalidRequest(f"{field}: give at least one choice, and no empty one", field)
 
 
 def _parsed(text: str, field: str) -> Any:
     if len(text) > MAX_SCHEMA:
-        raise InvalidRequest(f"{field}: a schema has {MAX_SCHEMA} bytes at most, not {len(text)} characters", field)
+        raise InvalidRequest(f"{field}: a schema may have {MAX_SCHEMA} bytes, not {len(text)} characters", field)
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        raise InvalidRequest(f"{field}: is a text that is not JSON; give the schema as an object", field) from None
+        raise InvalidRequest(f"{field}: the string is not valid JSON; give the schema as an object", field) from None
 
 
 def _too_deep(schema: Any) -> bool:

@@ -11,10 +11,11 @@ from starlette.routing import BaseRoute, Route
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import MAX_STOPS, SamplingParams
-from octavo.server.apis.openai.requests import ChatCompletionRequest, RequestBody, convert, decode, unsupported
+from octavo.server.apis.openai.requests import ChatCompletionRequest
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
-from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.request.decoding import RequestBody, convert, decode, unsupported
+from octavo.server.request.endpoint import Endpoint, RequestContext
 from octavo.server.request.field_renames import renamed_errors
 from octavo.server.request.generation import Answer, collect, generate
 from octavo.server.request.limits import check_messages
@@ -93,11 +94,11 @@ class CountTokensRequest(RequestBody, kw_only=True):
     def check(self) -> None:
         """As `RequestBody.check`."""
         if not self.messages:
-            raise InvalidRequest("messages: is empty; give one message or more", "messages")
+            raise InvalidRequest("messages: the list is empty; give at least one message", "messages")
         if self.tools and (self.tool_choice or {}).get("type") != "none":
             raise InvalidRequest(
-                "tools: are not supported, for this server writes no tool calls; leave them out, or send tool_choice: "
-                '{"type": "none"} for an answer in text',
+                "tools: tool calls are not supported; remove the field, or send tool_choice: "
+                '{"type": "none"} for a reply in text',
                 "tools",
             )
 
@@ -137,9 +138,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         """As `CountTokensRequest.check`."""
         super().check()
         if self.thinking is not None and self.thinking.type != "disabled":
-            raise unsupported("thinking", self.thinking.type, "answers come without blocks of thought")
+            raise unsupported("thinking", self.thinking.type, "thinking blocks are not available")
         if self.mcp_servers:
-            raise unsupported("mcp_servers", f"{len(self.mcp_servers)} servers", "this server calls no other")
+            raise unsupported("mcp_servers", f"{len(self.mcp_servers)} servers", "MCP servers are not available")
 
     @property
     def held_to(self) -> OutputFormat | None:
@@ -147,7 +148,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         own = None if self.output_config is None else self.output_config.format
         return self.output_format if own is None else own
 
-    def sampling_params(self, served: ModelHandle, defaults: Mapping[str, Any]) -> SamplingParams:
+    def sampling_params(self, model: ModelHandle, defaults: Mapping[str, Any]) -> SamplingParams:
         """As `SamplingFields.sampling_params`."""
         fields: dict[str, Any] = {
             "max_tokens": self.max_tokens,
@@ -160,7 +161,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
             fields["response_format"] = {"type": "json_schema", "schema": self.held_to.schema}
         with renamed_errors({"stop": "stop_sequences", "response_format": _FORMAT}):
             return convert(ChatCompletionRequest, fields).sampling_params(
-                served, max_tokens=None, logprobs=None, defaults=defaults
+                model, max_tokens=None, logprobs=None, defaults=defaults
             )
 
 
@@ -168,7 +169,7 @@ def _text(content: Any, place: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidRequest(f"{place}: is neither a text nor a list of blocks", place)
+        raise InvalidRequest(f"{place}: must be a string or a list of blocks", place)
     texts = []
     for index, block in enumerate(content):
         kind = block.get("type") if isinstance(block, dict) else type(block).__name__
@@ -188,8 +189,8 @@ def routes(state: ServerState) -> list[BaseRoute]:
     """Both."""
     errors = _Errors()
     return [
-        Route("/v1/messages", Exchange(state, messages, errors), methods=["POST"]),
-        Route("/v1/messages/count_tokens", Exchange(state, count_tokens, errors), methods=["POST"]),
+        Route("/v1/messages", Endpoint(state, messages, errors), methods=["POST"]),
+        Route("/v1/messages/count_tokens", Endpoint(state, count_tokens, errors), methods=["POST"]),
     ]
 
 
@@ -198,64 +199,64 @@ def _is_begun(flat: list[dict[str, Any]]) -> bool:
     return flat[-1]["role"] == "assistant" and "tool_calls" not in flat[-1]
 
 
-async def _prompt(call: Call, served: ModelHandle, request: CountTokensRequest) -> list[int]:
+async def _prompt(context: RequestContext, model: ModelHandle, request: CountTokensRequest) -> list[int]:
     flat = request.conversation()
     effort = "none" if request.thinking is not None and request.thinking.type == "disabled" else None
     return await render(
-        served, flat, continue_final_message=_is_begun(flat), variables=template_variables(None, None, effort)
+        model, flat, continue_final_message=_is_begun(flat), variables=template_variables(None, None, effort)
     )
 
 
-async def count_tokens(call: Call) -> None:
+async def count_tokens(context: RequestContext) -> None:
     """The tokens of a prompt, without an answer."""
-    request = decode(CountTokensRequest, call.body)
-    call.reply.headers.append((b"request-id", call.request_id.encode()))
-    check_messages(request.messages, call.state.settings)
-    served = await call.route(request.model)
-    await call.reply.json({"input_tokens": len(await _prompt(call, served, request))})
+    request = decode(CountTokensRequest, context.body)
+    context.reply.headers.append((b"request-id", context.request_id.encode()))
+    check_messages(request.messages, context.state.settings)
+    model = await context.route(request.model)
+    await context.reply.json({"input_tokens": len(await _prompt(context, model, request))})
 
 
-async def messages(call: Call) -> None:
+async def messages(context: RequestContext) -> None:
     """Answer one request, whole or streamed."""
-    request = decode(MessagesRequest, call.body)
-    call.reply.headers.append((b"request-id", call.request_id.encode()))
-    check_messages(request.messages, call.state.settings)
+    request = decode(MessagesRequest, context.body)
+    context.reply.headers.append((b"request-id", context.request_id.encode()))
+    check_messages(request.messages, context.state.settings)
     user = (request.metadata or {}).get("user_id")
-    served = await call.route(request.model, user=user)
-    params = request.sampling_params(served, call.sampling_defaults(served))
+    model = await context.route(request.model, user=user)
+    params = request.sampling_params(model, context.sampling_defaults(model))
     params.begins_text = not _is_begun(request.conversation())
-    await call.constrain(served, params.structured_outputs, _FORMAT)
-    prompt = await _prompt(call, served, request)
-    served.check_length(prompt, "messages")
-    record = call.record(served, len(prompt))
+    await context.constrain(model, params.structured_outputs, _FORMAT)
+    prompt = await _prompt(context, model, request)
+    model.check_length(prompt, "messages")
+    record = context.record(model, len(prompt))
     if request.stream:
-        writer = _MessageStream(call, served, record)
+        writer = _MessageStream(context, model, record)
 
         def push(_: int, text: bytes) -> bool:
-            return not text or call.reply.try_event(writer.text(text.decode()))
+            return not text or context.reply.try_event(writer.text(text.decode()))
 
-        await write_stream(call, generate(call, served, [prompt], params, record, push=push), writer)
+        await write_stream(context, generate(context, model, [prompt], params, record, push=push), writer)
         return
-    answer = (await collect(generate(call, served, [prompt], params, record, whole=True), 1))[0]
+    answer = (await collect(generate(context, model, [prompt], params, record, whole=True), 1))[0]
     reason, sequence = _stop(answer)
-    await call.reply.json(
-        _message(call, served, [{"type": "text", "text": answer.text}], reason, sequence, _usage(record))
+    await context.reply.json(
+        _message(context, model, [{"type": "text", "text": answer.text}], reason, sequence, _usage(record))
     )
 
 
 def _message(
-    call: Call,
-    served: ModelHandle,
+    context: RequestContext,
+    model: ModelHandle,
     content: list[dict[str, Any]],
     stop_reason: str | None,
     stop_sequence: str | None,
     usage: dict[str, Any],
 ) -> dict[str, Any]:
     return {
-        "id": f"msg_{call.request_id}",
+        "id": f"msg_{context.request_id}",
         "type": "message",
         "role": "assistant",
-        "model": served.name,
+        "model": model.name,
         "content": content,
         "stop_reason": stop_reason,
         "stop_sequence": stop_sequence,
@@ -285,15 +286,15 @@ def _stop(answer: Answer) -> tuple[Literal["end_turn", "stop_sequence", "max_tok
 class _MessageStream(StreamWriter):
     """Events of one message."""
 
-    def __init__(self, call: Call, served: ModelHandle, record: RequestRecord) -> None:
-        self._call = call
-        self._served = served
+    def __init__(self, context: RequestContext, model: ModelHandle, record: RequestRecord) -> None:
+        self._context = context
+        self._served = model
         self._record = record
         self._answer = Answer()
 
     def opening(self) -> bytes:
         """The message and its block of text, begun."""
-        message = _message(self._call, self._served, [], None, None, _usage(self._record))
+        message = _message(self._context, self._served, [], None, None, _usage(self._record))
         return (
             _event("message_start", {"message": message})
             + _event("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}})

@@ -16,11 +16,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from octavo._core import __version__
 from octavo.errors import InvalidRequest, ModelNotServed
 from octavo.server.apis.ollama.requests import ModelBody
-from octavo.server.apis.openai.requests import decode
 from octavo.server.error_responses import Forbidden
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.models.registry_entry import RegistryEntry
-from octavo.server.request.endpoint import Call
+from octavo.server.request.decoding import decode
+from octavo.server.request.endpoint import RequestContext
 
 if TYPE_CHECKING:
     from octavo.server.models.registry import ModelRegistry
@@ -60,27 +60,27 @@ def _known_as(registry: ModelRegistry, name: str) -> str:
     raise ModelNotServed(f"model '{name[:200]}' not found, try pulling it first", "model")
 
 
-async def route(call: Call, name: str) -> ModelHandle:
-    """As `Call.route`, of the name as Ollama's clients give it."""
-    call.state.check_ready()
-    return await call.route(_known_as(call.state.registry, name))
+async def route(context: RequestContext, name: str) -> ModelHandle:
+    """As `RequestContext.route`, of the name as Ollama's clients give it."""
+    context.state.check_ready()
+    return await context.route(_known_as(context.state.registry, name))
 
 
-def _may_unload(call: Call) -> bool:
+def _may_unload(context: RequestContext) -> bool:
     """Whether the client decides when models go: by an admin's key, or without keys where idle models go anyway."""
-    identity = call.identity
-    return "admin" in identity.scopes and (not identity.anonymous or call.state.settings.idle_unload is not None)
+    identity = context.identity
+    return "admin" in identity.scopes and (not identity.anonymous or context.state.settings.idle_unload is not None)
 
 
-def set_keep_alive(call: Call, served: ModelHandle, seconds: float | None) -> None:
+def set_keep_alive(context: RequestContext, model: ModelHandle, seconds: float | None) -> None:
     """Heed a request's `keep_alive` where the client may decide such things; else it is only a wish."""
-    if seconds is not None and _may_unload(call):
+    if seconds is not None and _may_unload(context):
         # A model that was removed meanwhile answers what it has begun.
         with contextlib.suppress(ModelNotServed):
-            call.state.registry.set_keep_alive(served.version, seconds)
+            context.state.registry.set_keep_alive(model.version, seconds)
 
 
-async def load_or_unload(call: Call, name: str, seconds: float | None, empty: dict[str, Any]) -> None:
+async def load_or_unload(context: RequestContext, name: str, seconds: float | None, empty: dict[str, Any]) -> None:
     """Answer a request without a prompt, which loads a model or, with a `keep_alive` of 0, unloads it.
 
     Raises:
@@ -88,27 +88,31 @@ async def load_or_unload(call: Call, name: str, seconds: float | None, empty: di
         InvalidRequest: the model could not be loaded again, or is to stay.
     """
     if seconds == 0:
-        await _unload(call, name)
+        await _unload(context, name)
     else:
-        set_keep_alive(call, await route(call, name), seconds)
+        set_keep_alive(context, await route(context, name), seconds)
     reason = "unload" if seconds == 0 else "load"
-    await call.reply.json({"model": name, "created_at": now(), **empty, "done": True, "done_reason": reason})
+    await context.reply.json({"model": name, "created_at": now(), **empty, "done": True, "done_reason": reason})
 
 
-async def _unload(call: Call, name: str) -> None:
-    state = call.state
+async def _unload(context: RequestContext, name: str) -> None:
+    state = context.state
     state.check_ready()
     entries = state.registry.targets(_known_as(state.registry, name))
     entry = entries[0]
-    if not _may_unload(call):
+    if not _may_unload(context):
         raise Forbidden(
-            "keep_alive: only an API key of the scope `admin` unloads models here; leave it out, or start the server "
-            "with --idle-unload to let idle models go"
+            "keep_alive: unloading a model requires an API key with the scope `admin`; remove the field, or start the "
+            "server with --idle-unload to unload idle models"
         )
     if entry.pinned or entry.config is None or not state.settings.autoload:
-        raise InvalidRequest(f"keep_alive: `{entry.id}` stays loaded on this server; leave it out", "keep_alive")
+        raise InvalidRequest(
+            f"keep_alive: `{entry.id}` cannot be unloaded on this server; remove the field", "keep_alive"
+        )
     if len(entries) > 1:
-        raise InvalidRequest(f"keep_alive: `{name[:80]}` stands for {len(entries)} models; name one", "keep_alive")
+        raise InvalidRequest(
+            f"keep_alive: `{name[:80]}` is an alias of {len(entries)} models; name one of them", "keep_alive"
+        )
     await state.registry.unload(entry.id)
 
 
@@ -151,11 +155,11 @@ def _listed(entry: RegistryEntry, name: str) -> dict[str, Any]:
     }
 
 
-async def show(call: Call) -> None:
+async def show(context: RequestContext) -> None:
     """`POST /api/show`; loads nothing."""
-    call.state.check_ready()
-    registry = call.state.registry
-    entry = registry.targets(_known_as(registry, decode(ModelBody, call.body).model_name))[0]
+    context.state.check_ready()
+    registry = context.state.registry
+    entry = registry.targets(_known_as(registry, decode(ModelBody, context.body).model_name))[0]
     details, info = _details(entry), entry.info
     family = details["family"]
     model_info: dict[str, Any] = {"general.architecture": family, "general.basename": _source(entry)}
@@ -166,7 +170,7 @@ async def show(call: Call) -> None:
             "tokenizer.ggml.eos_token_ids": list(info.eos_token_ids),
         }
     defaults = {} if info is None else info.sampling_defaults
-    await call.reply.json(
+    await context.reply.json(
         {
             "license": "",
             "modelfile": f"FROM {_source(entry)}\n",
@@ -180,13 +184,13 @@ async def show(call: Call) -> None:
     )
 
 
-async def refuse(call: Call) -> None:
+async def refuse(context: RequestContext) -> None:
     """What changes the models on disk, which is the operator's, and embeddings.
 
     Raises:
         InvalidRequest: always.
     """
-    action = call.scope["path"].rsplit("/", 1)[-1]
+    action = context.scope["path"].rsplit("/", 1)[-1]
     if action.startswith("embed"):
         raise InvalidRequest(f"{action}: the models of this server generate text; they give no embeddings")
     raise InvalidRequest(

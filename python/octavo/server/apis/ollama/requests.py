@@ -13,8 +13,9 @@ from typing import Any
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
-from octavo.server.apis.openai.requests import ChatCompletionRequest, RequestBody, convert
+from octavo.server.apis.openai.requests import ChatCompletionRequest
 from octavo.server.models.model_handle import ModelHandle
+from octavo.server.request.decoding import RequestBody, convert
 from octavo.server.request.field_renames import renamed_errors
 
 __all__ = ["ChatBody", "GenerateBody", "ModelBody", "parse_keep_alive"]
@@ -136,7 +137,7 @@ class _AnswerBody(ModelBody, kw_only=True):
             variables["reasoning_effort"] = self.think
         return variables
 
-    def sampling_params(self, served: ModelHandle, defaults: Mapping[str, Any]) -> SamplingParams:
+    def sampling_params(self, model: ModelHandle, defaults: Mapping[str, Any]) -> SamplingParams:
         """The options as sampling parameters; what they leave open is as everywhere on this server.
 
         Raises:
@@ -150,10 +151,10 @@ class _AnswerBody(ModelBody, kw_only=True):
         if last == 0:
             values |= _NO_PENALTIES
         elif last is not None:
-            _check_last(last, served.max_model_len, {**defaults, **values})
+            _check_last(last, model.max_model_len, {**defaults, **values})
         predict = _whole(given.get("num_predict"), "options.num_predict")
         # Below 1 is no limit, and one beyond the context is none either.
-        if predict is not None and 0 < predict < served.max_model_len:
+        if predict is not None and 0 < predict < model.max_model_len:
             values["max_tokens"] = predict
         for field in ("seed", "top_k"):
             if field in values:
@@ -164,7 +165,7 @@ class _AnswerBody(ModelBody, kw_only=True):
         values["response_format"] = _response_format(self.format)
         with renamed_errors(_NAMES):
             fields = convert(ChatCompletionRequest, values)
-            return fields.sampling_params(served, max_tokens=None, logprobs=fields.num_logprobs, defaults=defaults)
+            return fields.sampling_params(model, max_tokens=None, logprobs=fields.num_logprobs, defaults=defaults)
 
 
 class ChatBody(_AnswerBody, kw_only=True):
@@ -177,7 +178,7 @@ class ChatBody(_AnswerBody, kw_only=True):
         """As above, and tools."""
         super().check()
         if self.tools:
-            raise InvalidRequest("tools: are not supported by this server; leave them out", "tools")
+            raise InvalidRequest("tools: tool calls are not supported; remove the field", "tools")
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
@@ -213,22 +214,22 @@ class GenerateBody(_AnswerBody, kw_only=True):
         super().check()
         _refuse_images(self.images, "images")
         if self.suffix:
-            raise InvalidRequest("suffix: is not supported by this server; leave it out", "suffix")
+            raise InvalidRequest("suffix: not supported; remove the field", "suffix")
         if self.template:
             raise InvalidRequest(
-                "template: the server renders the model's own only; set raw to send a prompt as it is", "template"
+                "template: only the model's own template is supported; set raw to send a prompt unchanged", "template"
             )
         if self.raw and (self.system or self.context):
             field = "system" if self.system else "context"
             raise InvalidRequest(f"{field}: raw mode takes the prompt as it is; leave {field} out", field)
 
-    def history(self, served: ModelHandle) -> list[int]:
+    def history(self, model: ModelHandle) -> list[int]:
         """The tokens of the conversation so far.
 
         Raises:
             InvalidRequest: ids that are none of the model's.
         """
-        size = int(served.engine.model.vocab_size)
+        size = int(model.engine.model.vocab_size)
         for token in self.context or ():
             if not 0 <= token < size:
                 raise InvalidRequest(f"context: {token} is not a token id of this model", "context")

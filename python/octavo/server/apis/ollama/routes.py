@@ -16,11 +16,11 @@ from octavo.engine.outputs import TokenLogprobs
 from octavo.sampling_params import SamplingParams
 from octavo.server.apis.ollama.models import Reads, load_or_unload, now, refuse, route, set_keep_alive, show
 from octavo.server.apis.ollama.requests import ChatBody, GenerateBody
-from octavo.server.apis.openai.requests import decode
 from octavo.server.apis.openai.responses import ChatLogprobs, finish_reason
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
-from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.request.decoding import decode
+from octavo.server.request.endpoint import Endpoint, RequestContext
 from octavo.server.request.generation import Answer, collect
 from octavo.server.request.generation import generate as generate_events
 from octavo.server.request.keep_alive import LINE_SPACE
@@ -69,9 +69,9 @@ def routes(state: ServerState) -> list[BaseRoute]:
     errors = _Errors()
     reads = Reads(state)
 
-    def post(process: Any) -> Exchange:
+    def post(process: Any) -> Endpoint:
         # curl's own content type for a body is a form's, and Ollama's documentation leaves it at that.
-        return Exchange(state, process, errors, any_content_type=True)
+        return Endpoint(state, process, errors, any_content_type=True)
 
     return [
         Route("/", reads.index, methods=["GET"]),
@@ -85,86 +85,86 @@ def routes(state: ServerState) -> list[BaseRoute]:
     ]
 
 
-async def chat(call: Call) -> None:
+async def chat(context: RequestContext) -> None:
     """`POST /api/chat`."""
     began = time.monotonic_ns()
-    request = decode(ChatBody, call.body)
+    request = decode(ChatBody, context.body)
     idle_seconds = request.keep_alive_seconds
     if not request.messages:
         message = {"role": "assistant", "content": ""}
-        await load_or_unload(call, request.model_name, idle_seconds, {"message": message})
+        await load_or_unload(context, request.model_name, idle_seconds, {"message": message})
         return
-    served = await route(call, request.model_name)
-    set_keep_alive(call, served, idle_seconds)
+    model = await route(context, request.model_name)
+    set_keep_alive(context, model, idle_seconds)
     loading = time.monotonic_ns() - began
-    params = request.sampling_params(served, call.sampling_defaults(served))
-    await call.constrain(served, params.structured_outputs, "format")
+    params = request.sampling_params(model, context.sampling_defaults(model))
+    await context.constrain(model, params.structured_outputs, "format")
     messages = flatten(request.conversation)
     # As Ollama: the model continues an assistant's last message.
     begun = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     params.begins_text = not begun
-    prompt = await served.render(
+    prompt = await model.render(
         messages,
         add_special_tokens=False,
         add_generation_prompt=not begun,
         continue_final_message=begun,
         **request.template_variables,
     )
-    served.check_length(prompt, "messages")
+    model.check_length(prompt, "messages")
 
     def part(text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text}}
 
-    await _answer(call, served, request, prompt, params, loading, part)
+    await _answer(context, model, request, prompt, params, loading, part)
 
 
-async def generate(call: Call) -> None:
+async def generate(context: RequestContext) -> None:
     """`POST /api/generate`."""
     began = time.monotonic_ns()
-    request = decode(GenerateBody, call.body)
+    request = decode(GenerateBody, context.body)
     idle_seconds = request.keep_alive_seconds
     if not request.prompt:
-        await load_or_unload(call, request.model_name, idle_seconds, {"response": ""})
+        await load_or_unload(context, request.model_name, idle_seconds, {"response": ""})
         return
-    served = await route(call, request.model_name)
-    set_keep_alive(call, served, idle_seconds)
+    model = await route(context, request.model_name)
+    set_keep_alive(context, model, idle_seconds)
     loading = time.monotonic_ns() - began
-    params = request.sampling_params(served, call.sampling_defaults(served))
-    await call.constrain(served, params.structured_outputs, "format")
-    params.begins_text = not request.raw and served.tokenizer("prompt").has_chat_template
-    prompt = await _prompt(served, request, request.prompt)
-    served.check_length(prompt, "prompt")
+    params = request.sampling_params(model, context.sampling_defaults(model))
+    await context.constrain(model, params.structured_outputs, "format")
+    params.begins_text = not request.raw and model.tokenizer("prompt").has_chat_template
+    prompt = await _prompt(model, request, request.prompt)
+    model.check_length(prompt, "prompt")
 
     def part(text: str) -> dict[str, Any]:
         return {"response": text}
 
-    await _answer(call, served, request, prompt, params, loading, part)
+    await _answer(context, model, request, prompt, params, loading, part)
 
 
-async def _prompt(served: ModelHandle, request: GenerateBody, text: str) -> list[int]:
-    tokenizer = served.tokenizer("prompt")
+async def _prompt(model: ModelHandle, request: GenerateBody, text: str) -> list[int]:
+    tokenizer = model.tokenizer("prompt")
     if request.raw or not tokenizer.has_chat_template:
         if request.system:
             text = f"{request.system}\n\n{text}"
-        prompt = await served.tokenize(text, add_special_tokens=True)
+        prompt = await model.tokenize(text, add_special_tokens=True)
     else:
         messages = [{"role": "system", "content": request.system}] if request.system else []
-        prompt = await served.render(
+        prompt = await model.render(
             [*messages, {"role": "user", "content": text}],
             add_special_tokens=False,
             add_generation_prompt=True,
             continue_final_message=False,
             **request.template_variables,
         )
-    history = request.history(served)
+    history = request.history(model)
     if history and prompt[:1] == [tokenizer.bos_token_id]:
         del prompt[0]
     return history + prompt
 
 
 async def _answer(
-    call: Call,
-    served: ModelHandle,
+    context: RequestContext,
+    model: ModelHandle,
     request: ChatBody | GenerateBody,
     prompt: list[int],
     params: SamplingParams,
@@ -172,21 +172,21 @@ async def _answer(
     part: Callable[[str], dict[str, Any]],
 ) -> None:
     """Generate, and respond whole or line by line; `loading` is in nanoseconds, `part` puts a text in its place."""
-    to_logprobs = ChatLogprobs(await served.token_bytes("logprobs"), False) if request.logprobs else None
-    record = call.record(served, len(prompt))
+    to_logprobs = ChatLogprobs(await model.token_bytes("logprobs"), False) if request.logprobs else None
+    record = context.record(model, len(prompt))
     history = [*prompt] if isinstance(request, GenerateBody) and not request.raw else None
     writer = _LineStream(request.model_name, part, to_logprobs, history, record, loading)
 
     def push(_: int, text: bytes) -> bool:
-        return not text or call.reply.try_event(writer.text(text.decode()))
+        return not text or context.reply.try_event(writer.text(text.decode()))
 
     if request.streams:
         plain = history is None and to_logprobs is None
-        events = generate_events(call, served, [prompt], params, record, push=push if plain else None)
-        await write_stream(call, events, writer)
+        events = generate_events(context, model, [prompt], params, record, push=push if plain else None)
+        await write_stream(context, events, writer)
     else:
-        answers = await collect(generate_events(call, served, [prompt], params, record, whole=True), 1)
-        await call.reply.json(writer.whole(answers[0]))
+        answers = await collect(generate_events(context, model, [prompt], params, record, whole=True), 1)
+        await context.reply.json(writer.whole(answers[0]))
 
 
 class _LineStream(StreamWriter):

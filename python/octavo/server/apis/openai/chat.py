@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute, Route
 
-from octavo.server.apis.openai.requests import ChatCompletionRequest, decode
+from octavo.server.apis.openai.requests import ChatCompletionRequest
 from octavo.server.apis.openai.responses import ChatLogprobs, assistant_message, finish_reason, usage_of
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
-from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.request.decoding import decode
+from octavo.server.request.endpoint import Endpoint, RequestContext
 from octavo.server.request.generation import Answer, collect, generate, generate_nothing
 from octavo.server.request.limits import check_messages
 from octavo.server.request.messages import flatten, render, template_variables
@@ -28,61 +29,61 @@ __all__ = ["chat_completions", "routes"]
 
 def routes(state: ServerState) -> list[BaseRoute]:
     """`/v1/chat/completions`."""
-    return [Route("/v1/chat/completions", Exchange(state, chat_completions), methods=["POST"])]
+    return [Route("/v1/chat/completions", Endpoint(state, chat_completions), methods=["POST"])]
 
 
-async def chat_completions(call: Call) -> None:
+async def chat_completions(context: RequestContext) -> None:
     """Answer one chat request, whole or streamed."""
-    request = decode(ChatCompletionRequest, call.body)
-    check_messages(request.messages, call.state.settings)
-    call.timeout = request.timeout
-    served = await call.route(request.model, user=request.user, session=request.session_id)
+    request = decode(ChatCompletionRequest, context.body)
+    check_messages(request.messages, context.state.settings)
+    context.timeout = request.timeout
+    model = await context.route(request.model, user=request.user, session=request.session_id)
     params = request.sampling_params(
-        served, max_tokens=None, logprobs=request.num_logprobs, defaults=call.sampling_defaults(served)
+        model, max_tokens=None, logprobs=request.num_logprobs, defaults=context.sampling_defaults(model)
     )
     params.begins_text = not request.continue_final_message
-    await call.constrain(served, params.structured_outputs, constraint_field(request) or "")
+    await context.constrain(model, params.structured_outputs, constraint_field(request) or "")
     messages = flatten(request.messages)
     prompt = await render(
-        served,
+        model,
         messages,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
         add_special_tokens=request.add_special_tokens,
         variables=template_variables(request.chat_template_kwargs, request.documents, request.reasoning_effort),
     )
-    prompt = request.truncate(prompt, served.max_model_len, params.max_tokens)
-    served.check_length(prompt, "messages")
+    prompt = request.truncate(prompt, model.max_model_len, params.max_tokens)
+    model.check_length(prompt, "messages")
     echo = messages[-1]["content"] if request.echo and messages[-1]["role"] == "assistant" else ""
-    to_logprobs = await _logprobs(served, request)
-    record = call.record(served, len(prompt))
-    answer_id = request.answer_id("chatcmpl", call.request_id, call.header(b"x-request-id"))
+    to_logprobs = await _logprobs(model, request)
+    record = context.record(model, len(prompt))
+    answer_id = request.answer_id("chatcmpl", context.request_id, context.header(b"x-request-id"))
     chunks = ChunkWriter(
-        answer_id, "chat.completion.chunk", served.name, served.version, null_usage=request.include_usage
+        answer_id, "chat.completion.chunk", model.name, model.version, null_usage=request.include_usage
     )
     writer = _ChatStream(request, chunks, prompt, params.n, record, to_logprobs, echo)
 
     def push(choice: int, text: bytes) -> bool:
-        return call.reply.try_event(chunks.chat_text(choice, text.decode()))
+        return context.reply.try_event(chunks.chat_text(choice, text.decode()))
 
     if request.wants_nothing:
         events = generate_nothing(params.n, record)
     else:
         direct = push if request.stream and writer.is_plain else None
-        events = generate(call, served, [prompt], params, record, push=direct, whole=not request.stream)
+        events = generate(context, model, [prompt], params, record, push=direct, whole=not request.stream)
     if request.stream:
-        await write_stream(call, events, writer)
+        await write_stream(context, events, writer)
         return
     answers = await collect(events, params.n)
-    await call.reply.json(
+    await context.reply.json(
         {
             "id": answer_id,
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": served.name,
+            "model": model.name,
             "choices": [_choice(index, answer, request, to_logprobs, echo) for index, answer in enumerate(answers)],
             "service_tier": None,
-            "system_fingerprint": served.version,
+            "system_fingerprint": model.version,
             "usage": usage_of(record),
             "prompt_logprobs": None,
             "prompt_token_ids": prompt if request.return_token_ids else None,
@@ -91,10 +92,10 @@ async def chat_completions(call: Call) -> None:
     )
 
 
-async def _logprobs(served: ModelHandle, request: ChatCompletionRequest) -> ChatLogprobs | None:
+async def _logprobs(model: ModelHandle, request: ChatCompletionRequest) -> ChatLogprobs | None:
     if not request.logprobs:
         return None
-    return ChatLogprobs(await served.token_bytes("logprobs"), bool(request.return_tokens_as_token_ids))
+    return ChatLogprobs(await model.token_bytes("logprobs"), bool(request.return_tokens_as_token_ids))
 
 
 def _choice(

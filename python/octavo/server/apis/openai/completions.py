@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.routing import BaseRoute, Route
 
-from octavo.server.apis.openai.requests import CompletionRequest, check_token_ids, decode
+from octavo.server.apis.openai.requests import CompletionRequest, check_token_ids
 from octavo.server.apis.openai.responses import CompletionLogprobs, finish_reason, mean_logprob, usage_of
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
-from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.request.decoding import decode
+from octavo.server.request.endpoint import Endpoint, RequestContext
 from octavo.server.request.generation import Answer, collect, generate, generate_nothing
 from octavo.server.request.output_events import OutputEvent
 from octavo.server.request.sse import ChunkWriter
@@ -30,38 +31,38 @@ _DEFAULT_MAX_TOKENS = 16
 
 def routes(state: ServerState) -> list[BaseRoute]:
     """`/v1/completions`."""
-    return [Route("/v1/completions", Exchange(state, completions), methods=["POST"])]
+    return [Route("/v1/completions", Endpoint(state, completions), methods=["POST"])]
 
 
-async def completions(call: Call) -> None:
+async def completions(context: RequestContext) -> None:
     """Answer one completion request, whole or streamed."""
-    request = decode(CompletionRequest, call.body)
-    call.timeout = request.timeout
-    served = await call.route(request.model, user=request.user, session=request.session_id)
+    request = decode(CompletionRequest, context.body)
+    context.timeout = request.timeout
+    model = await context.route(request.model, user=request.user, session=request.session_id)
     params = request.sampling_params(
-        served, max_tokens=_DEFAULT_MAX_TOKENS, logprobs=request.logprobs, defaults=call.sampling_defaults(served)
+        model, max_tokens=_DEFAULT_MAX_TOKENS, logprobs=request.logprobs, defaults=context.sampling_defaults(model)
     )
-    await call.constrain(served, params.structured_outputs, constraint_field(request) or "")
+    await context.constrain(model, params.structured_outputs, constraint_field(request) or "")
     given = request.prompts()
     special = True if request.add_special_tokens is None else request.add_special_tokens
     prompts = [
-        await served.tokenize(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+        await model.tokenize(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
         for prompt in given
     ]
-    prompts = [request.truncate(ids, served.max_model_len, params.max_tokens) for ids in prompts]
+    prompts = [request.truncate(ids, model.max_model_len, params.max_tokens) for ids in prompts]
     for ids in prompts:
-        served.check_length(ids, "prompt")
+        model.check_length(ids, "prompt")
         if request.wants_nothing:
-            check_token_ids(ids, served.engine.model.vocab_size, "prompt")
-    echoes = [_echo(served, request, prompt) for prompt in given] if request.echo else [""] * len(given)
-    record = call.record(served, sum(map(len, prompts)), len(prompts))
-    answer_id = request.answer_id("cmpl", call.request_id, call.header(b"x-request-id"))
-    to_logprobs = await _logprobs(served, request, len(prompts) * params.n)
-    chunks = ChunkWriter(answer_id, "text_completion", served.name, served.version, null_usage=request.include_usage)
+            check_token_ids(ids, model.engine.model.vocab_size, "prompt")
+    echoes = [_echo(model, request, prompt) for prompt in given] if request.echo else [""] * len(given)
+    record = context.record(model, sum(map(len, prompts)), len(prompts))
+    answer_id = request.answer_id("cmpl", context.request_id, context.header(b"x-request-id"))
+    to_logprobs = await _logprobs(model, request, len(prompts) * params.n)
+    chunks = ChunkWriter(answer_id, "text_completion", model.name, model.version, null_usage=request.include_usage)
     writer = _CompletionStream(request, chunks, prompts, echoes, params.n, record, to_logprobs)
 
     def push(choice: int, text: bytes) -> bool:
-        return call.reply.try_event(chunks.completion_text(choice, text.decode()))
+        return context.reply.try_event(chunks.completion_text(choice, text.decode()))
 
     if request.wants_nothing:
         events = generate_nothing(len(prompts) * params.n, record)
@@ -70,26 +71,26 @@ async def completions(call: Call) -> None:
         if request.num_candidates > params.n:
             asked = msgspec.structs.replace(params, n=request.num_candidates, logprobs=params.logprobs or 0)
         direct = push if request.stream and writer.is_plain else None
-        events = generate(call, served, prompts, asked, record, push=direct, whole=not request.stream)
+        events = generate(context, model, prompts, asked, record, push=direct, whole=not request.stream)
     if request.stream:
-        await write_stream(call, events, writer)
+        await write_stream(context, events, writer)
         return
     if request.num_candidates > params.n and not request.wants_nothing:
         answers = await _best(events, len(prompts), request.num_candidates, params.n)
     else:
         answers = await collect(events, len(prompts) * params.n)
-    await call.reply.json(
+    await context.reply.json(
         {
             "id": answer_id,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": served.name,
+            "model": model.name,
             "choices": [
                 _choice(index, answer, echoes[index // params.n], prompts[index // params.n], request, to_logprobs)
                 for index, answer in enumerate(answers)
             ],
             "service_tier": None,
-            "system_fingerprint": served.version,
+            "system_fingerprint": model.version,
             "usage": usage_of(record),
             "kv_transfer_params": None,
         }
@@ -107,18 +108,18 @@ async def _best(events: AsyncGenerator[OutputEvent, None], num_prompts: int, can
     return best
 
 
-def _echo(served: ModelHandle, request: CompletionRequest, prompt: str | list[int]) -> str:
+def _echo(model: ModelHandle, request: CompletionRequest, prompt: str | list[int]) -> str:
     if isinstance(prompt, str):
         return prompt
-    return served.tokenizer("echo").decode(prompt, skip_special_tokens=request.skip_special_tokens is not False)
+    return model.tokenizer("echo").decode(prompt, skip_special_tokens=request.skip_special_tokens is not False)
 
 
-async def _logprobs(served: ModelHandle, request: CompletionRequest, count: int) -> list[CompletionLogprobs]:
+async def _logprobs(model: ModelHandle, request: CompletionRequest, count: int) -> list[CompletionLogprobs]:
     """One an answer, as each counts its own offsets; none when none are asked for."""
     if request.logprobs is None:
         return []
-    token_bytes, as_ids = await served.token_bytes("logprobs"), bool(request.return_tokens_as_token_ids)
-    flags = served.tokenizer("logprobs").vocabulary.flags
+    token_bytes, as_ids = await model.token_bytes("logprobs"), bool(request.return_tokens_as_token_ids)
+    flags = model.tokenizer("logprobs").vocabulary.flags
     skips = request.skip_special_tokens is not False
 
     def is_hidden(token_id: int) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOPS, SamplingParams
+from octavo.server.request.decoding import RequestBody, shorten, unsupported
 from octavo.server.request.structured_outputs import ResponseFormat, StructuredOutputs, output_constraint
 
 if TYPE_CHECKING:
@@ -23,18 +24,12 @@ if TYPE_CHECKING:
 __all__ = [
     "ChatCompletionRequest",
     "CompletionRequest",
-    "RequestBody",
     "SamplingFields",
     "StreamOptions",
     "TokenId",
     "check_token_ids",
-    "convert",
-    "decode",
-    "unsupported",
 ]
 
-_FLOAT_FOR_INT = "got `float`"
-_EXACT_FLOAT = float(1 << 53)
 MAX_ANSWERS = 1024  # of one request, prompts times n
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -63,17 +58,6 @@ _Count = Annotated[int, Meta(ge=0, le=1 << 30)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_STOPS)]
 _Stops = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=MAX_STOPS)]
-
-
-class RequestBody(msgspec.Struct, kw_only=True):
-    """Any request's body."""
-
-    def check(self) -> None:
-        """Refuse what contradicts itself or is not supported.
-
-        Raises:
-            InvalidRequest: naming the field.
-        """
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -140,13 +124,13 @@ class SamplingFields(RequestBody, kw_only=True):
     def check(self) -> None:
         """As `RequestBody.check`."""
         if self.stream_options is not None and not self.stream:
-            raise InvalidRequest("stream_options: is allowed only together with stream: true", "stream_options")
+            raise InvalidRequest("stream_options: allowed only together with stream: true", "stream_options")
         for field in ("use_beam_search", "logits_processors"):
             if getattr(self, field):
-                raise unsupported(field, getattr(self, field), "this engine draws one token after the other")
+                raise unsupported(field, getattr(self, field), "beam search and custom processors are not available")
         if self.prompt_logprobs is not None:
             raise unsupported(
-                "prompt_logprobs", self.prompt_logprobs, "this engine computes no log probabilities of prompts"
+                "prompt_logprobs", self.prompt_logprobs, "log probabilities of the prompt are not available"
             )
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequest(
@@ -156,7 +140,7 @@ class SamplingFields(RequestBody, kw_only=True):
 
     def sampling_params(
         self,
-        served: ModelHandle,
+        model: ModelHandle,
         *,
         max_tokens: int | None,
         logprobs: int | None,
@@ -165,7 +149,7 @@ class SamplingFields(RequestBody, kw_only=True):
         """The request's sampling: its own fields, else what the model's makers recommend, else OpenAI's.
 
         Args:
-            served: the model that answers.
+            model: the model that answers.
             max_tokens: when the request names none.
             logprobs: as `SamplingParams.logprobs`.
             defaults: in place of what the model's makers recommend.
@@ -173,7 +157,7 @@ class SamplingFields(RequestBody, kw_only=True):
         Raises:
             InvalidRequest: a value out of range, or a constraint that the engine cannot keep.
         """
-        values: dict[str, Any] = dict(served.sampling_defaults if defaults is None else defaults)
+        values: dict[str, Any] = dict(model.sampling_defaults if defaults is None else defaults)
         for field in _SAME_NAME:
             value = getattr(self, field)
             if value is not None:
@@ -185,7 +169,7 @@ class SamplingFields(RequestBody, kw_only=True):
         asked, field = self.max_completion_tokens, "max_completion_tokens"
         if asked is None:
             asked, field = self.max_tokens, "max_tokens"
-        limit = served.max_model_len
+        limit = model.max_model_len
         if asked is not None and asked > limit:
             raise InvalidRequest(
                 f"{field}: {asked} is more than the model's context of {limit} tokens. Please request fewer output "
@@ -194,19 +178,17 @@ class SamplingFields(RequestBody, kw_only=True):
             )
         if asked == 0 and self.min_tokens:
             raise InvalidRequest(f"min_tokens: {self.min_tokens} is more than {field} (0)", "min_tokens")
-        vocab_size = served.engine.model.vocab_size
+        vocab_size = model.engine.model.vocab_size
         check_token_ids(self.stop_token_ids or (), vocab_size, "stop_token_ids")
-        values |= self._single_logits(served, vocab_size)
+        values |= self._single_logits(model, vocab_size)
         constraint = output_constraint(self)
         if constraint is not None:
-            if not served.constrains_output:
-                raise unsupported(
-                    constraint.field, constraint.kind, "this engine cannot hold its output to a schema or grammar"
-                )
+            if not model.constrains_output:
+                raise unsupported(constraint.field, constraint.kind, "this model's engine cannot constrain its output")
             if self.min_tokens:
                 raise InvalidRequest(
-                    f"min_tokens: {self.min_tokens} cannot be promised together with {constraint.field}; leave one of "
-                    "them out",
+                    f"min_tokens: {self.min_tokens} cannot be guaranteed together with {constraint.field}; remove one "
+                    "of the fields",
                     "min_tokens",
                 )
             values["structured_outputs"] = constraint.spec
@@ -214,13 +196,13 @@ class SamplingFields(RequestBody, kw_only=True):
         values["max_tokens"] = max_tokens if asked is None else max(asked, 1)
         return SamplingParams(**values, logprobs=logprobs)
 
-    def _single_logits(self, served: ModelHandle, vocab_size: int) -> dict[str, Any]:
+    def _single_logits(self, model: ModelHandle, vocab_size: int) -> dict[str, Any]:
         """What changes logits of single tokens, as `SamplingParams` takes it."""
         given = {field: getattr(self, field) for field in ("logit_bias", "bad_words", "allowed_token_ids")}
         values = {field: value for field, value in given.items() if value or (value == [] and field != "bad_words")}
-        if values and not served.constrains_output:
+        if values and not model.constrains_output:
             field, value = next(iter(values.items()))
-            raise unsupported(field, value, "this engine has no way to change single logits")
+            raise unsupported(field, value, "this model's engine cannot change single logits")
         if "logit_bias" in values:
             biases = {_token_id(token): value for token, value in values["logit_bias"].items()}
             check_token_ids(list(biases), vocab_size, "logit_bias")
@@ -300,30 +282,30 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
         super().check()
         if self.chat_template is not None:
             raise InvalidRequest(
-                "chat_template: the server renders the model's own template only; leave it out", "chat_template"
+                "chat_template: only the model's own template is supported; remove the field", "chat_template"
             )
         for field in ("functions", "function_call"):
             if getattr(self, field) is not None:
-                raise InvalidRequest(f"{field}: is not supported; it is what tools replaced", field)
+                raise InvalidRequest(f"{field}: not supported; it is deprecated in favor of tools", field)
         self._check_tools()
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message: cannot be true together with add_generation_prompt", "continue_final_message"
             )
         if self.top_logprobs and not self.logprobs:
-            raise InvalidRequest("top_logprobs: needs logprobs: true", "top_logprobs")
+            raise InvalidRequest("top_logprobs: requires logprobs: true", "top_logprobs")
 
     def _check_tools(self) -> None:
         if self.tools is None:
             if self.tool_choice not in (None, "none"):
-                raise InvalidRequest("tool_choice: is allowed only together with tools", "tool_choice")
+                raise InvalidRequest("tool_choice: allowed only together with tools", "tool_choice")
             return
         if not self.tools:
-            raise InvalidRequest("tools: is an empty list; give one tool or more, or leave it out", "tools")
+            raise InvalidRequest("tools: the list is empty; give at least one tool, or remove the field", "tools")
         if self.tool_choice != "none":
             raise InvalidRequest(
-                "tools: are not supported, for this server writes no tool calls; leave them out, or send tool_choice: "
-                '"none" for an answer in text',
+                "tools: tool calls are not supported; remove the field, or send tool_choice: "
+                '"none" for a reply in text',
                 "tools",
             )
 
@@ -346,7 +328,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
         """As `SamplingFields.check`, and what only a completion has."""
         super().check()
         if self.suffix:
-            raise unsupported("suffix", self.suffix, "no model here fills in a middle")
+            raise unsupported("suffix", self.suffix, "fill-in-the-middle is not available")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise InvalidRequest(
                 f"logprobs: Requested sample logprobs of {self.logprobs}, which is greater than max allowed: "
@@ -356,11 +338,11 @@ class CompletionRequest(SamplingFields, kw_only=True):
         if self.best_of and self.best_of < (self.n or 1):
             raise InvalidRequest(f"best_of: {self.best_of} is less than n ({self.n or 1})", "best_of")
         if self.stream and self.num_candidates > (self.n or 1):
-            raise InvalidRequest("best_of: more than n answers cannot be streamed; leave it out", "best_of")
+            raise InvalidRequest("best_of: candidates beyond n cannot be streamed; remove the field", "best_of")
         if self.echo and self.logprobs is not None:
             raise InvalidRequest(
-                "echo: together with logprobs it asks for log probabilities of the prompt, which this engine does not "
-                "compute; leave one of them out",
+                "echo: together with logprobs it requires log probabilities of the prompt, which are not supported; "
+                "remove one of the fields",
                 "echo",
             )
 
@@ -383,124 +365,19 @@ class CompletionRequest(SamplingFields, kw_only=True):
         else:
             found = [item for item in given if not isinstance(item, int)]
             if len(found) != len(given) or len({isinstance(item, str) for item in found}) > 1:
-                raise InvalidRequest("prompt: mixes texts, token ids and lists of token ids; give one kind", "prompt")
+                raise InvalidRequest(
+                    "prompt: strings, token ids and lists of token ids are mixed; use one kind", "prompt"
+                )
         if not found or not all(found):
-            raise InvalidRequest("prompt: is empty; give a text or a list of token ids with something in it", "prompt")
+            raise InvalidRequest("prompt: empty; give a string or a list of token ids", "prompt")
         if len(found) * self.num_candidates > MAX_ANSWERS:
-            raise InvalidRequest(f"prompt: {len(found)} prompts ask for more than {MAX_ANSWERS} answers", "prompt")
+            raise InvalidRequest(f"prompt: {len(found)} prompts ask for more than {MAX_ANSWERS} completions", "prompt")
         return found
-
-
-Body = TypeVar("Body", bound=RequestBody)
-
-_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
-_MISSING = re.compile(r"missing required field `([^`]+)`")
-_STEPS = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
-_SHOWN_BODY_BYTES = 1 << 16
-_SHOWN = 1000
-
-
-def decode(kind: type[Body], body: bytes) -> Body:
-    """Parse and check a request body.
-
-    Raises:
-        InvalidRequest: not JSON, not an object, a field of the wrong type or value; `field` names it.
-    """
-    try:
-        request = _decode(kind, body)
-    except msgspec.ValidationError as error:
-        raise _wrong_type(error, body) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise InvalidRequest("The body is nested too deeply") from None
-    request.check()
-    return request
-
-
-def _decode(kind: type[Body], body: bytes) -> Body:
-    """Decode a body; a whole number written as a float (`5.0`) is an integer, as in JavaScript."""
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        if _FLOAT_FOR_INT not in str(error):
-            raise
-    return msgspec.convert(_with_integers(msgspec.json.decode(body)), kind)
-
-
-def _with_integers(value: Any) -> Any:
-    """The value with every float that is a whole number as an integer; float fields take those too."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
-        return int(value)
-    if isinstance(value, list):
-        return [_with_integers(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _with_integers(item) for key, item in value.items()}
-    return value
-
-
-def convert(kind: type[Body], fields: Mapping[str, Any]) -> Body:
-    """As `decode`, from fields that are parsed already.
-
-    Raises:
-        InvalidRequest: a field of the wrong type or value; `field` names it.
-    """
-    try:
-        request = msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise _wrong_type(error, fields) from None
-    request.check()
-    return request
-
-
-def _wrong_type(error: msgspec.ValidationError, given: bytes | Mapping[str, Any]) -> InvalidRequest:
-    message = str(error)
-    found = _PATH.search(message)
-    field = found.group(1) if found and found.group(1) else None
-    reason = _PATH.sub("", message)
-    missing = _MISSING.search(reason)
-    if missing:
-        name = missing.group(1)
-        where = f"{field}.{name}" if field else name
-        return InvalidRequest(f"{where}: is missing; give one", where)
-    if field is None:
-        return InvalidRequest(reason)
-    shown = _value(given, field)
-    reason = reason if shown is None else f"{shown} cannot be used: {reason[:1].lower()}{reason[1:]}"
-    return InvalidRequest(f"{field}: {reason}", field)
-
-
-def _value(given: bytes | Mapping[str, Any], path: str) -> str | None:
-    """What stands at a path of the body, in short; None where it cannot be told."""
-    if isinstance(given, bytes) and len(given) > _SHOWN_BODY_BYTES:
-        return None
-    try:
-        value: Any = msgspec.json.decode(given) if isinstance(given, bytes) else given
-        for name, index in _STEPS.findall(path):
-            value = value[int(index)] if index else value[name]
-        return _short(value)
-    except (msgspec.DecodeError, RecursionError, LookupError, TypeError):
-        return None
-
-
-def _short(value: object) -> str:
-    if isinstance(value, str | bytes):
-        value = value[:_SHOWN]
-    elif isinstance(value, dict | list | tuple) and len(value) > _SHOWN:
-        # Not written out first: it may be megabytes.
-        return f"{type(value).__name__} of {len(value)}"
-    shown = ascii(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
-
-
-def unsupported(field: str, value: object, reason: str) -> InvalidRequest:
-    """The refusal of a field that would change the answer."""
-    return InvalidRequest(f"{field}: {_short(value)} is not supported: {reason}; leave it out", field)
 
 
 def _token_id(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 11):
-        raise InvalidRequest(f"logit_bias: {_short(text)} is no token id; give numbers, as texts", "logit_bias")
+        raise InvalidRequest(f"logit_bias: {shorten(text)} is not a token id; use numbers as keys", "logit_bias")
     return int(text)
 
 

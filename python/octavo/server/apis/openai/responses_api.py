@@ -11,12 +11,13 @@ from starlette.routing import BaseRoute, Route
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
-from octavo.server.apis.openai.requests import SamplingFields, decode, unsupported
+from octavo.server.apis.openai.requests import SamplingFields
 from octavo.server.apis.openai.responses import ChatLogprobs
 from octavo.server.error_responses import ResponseNotFound
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
-from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.request.decoding import decode, unsupported
+from octavo.server.request.endpoint import Endpoint, RequestContext
 from octavo.server.request.field_renames import renamed_errors
 from octavo.server.request.generation import Answer, collect, generate
 from octavo.server.request.limits import check_messages
@@ -101,31 +102,31 @@ class ResponsesRequest(SamplingFields, kw_only=True):
                 json_schema=JsonSchema(name=asked.name, schema=asked.schema) if asked.type == "json_schema" else None,
             )
         super().check()
-        remedy = "this server stores no responses"
+        remedy = "this server does not store responses"
         if self.previous_response_id is not None:
             raise InvalidRequest(
                 f"previous_response_id: {remedy}; send the whole conversation as input", "previous_response_id"
             )
         if self.store:
-            raise InvalidRequest(f"store: {remedy}; send store: false, and keep the answer yourself", "store")
+            raise InvalidRequest(f"store: {remedy}; send store: false", "store")
         if self.conversation is not None:
             raise InvalidRequest(f"conversation: {remedy}; send the whole conversation as input", "conversation")
         if self.background:
-            raise InvalidRequest(f"background: {remedy}; wait for the answer, or stream it", "background")
+            raise InvalidRequest(f"background: {remedy}; remove the field, or stream the response", "background")
         if self.prompt is not None:
-            raise InvalidRequest("prompt: this server keeps no prompt templates; send the text as input", "prompt")
+            raise InvalidRequest("prompt: prompt templates are not supported; send the text as input", "prompt")
         if self.truncation == "auto":
             raise InvalidRequest(
                 'truncation: "auto" is not supported; shorten the input, or send truncate_prompt_tokens: -1',
                 "truncation",
             )
         if (self.n or 1) > 1:
-            raise InvalidRequest(f"n: {self.n} is more than the one answer of a response", "n")
+            raise InvalidRequest(f"n: {self.n} is not supported; a response has one choice", "n")
         if self.tools and self.tool_choice != "none":
             raise unsupported(
                 "tools",
                 f"{len(self.tools)} tools",
-                'this server writes no tool calls; tool_choice: "none" answers in text',
+                'send tool_choice: "none" for a reply in text',
             )
 
     def conversation_messages(self) -> list[dict[str, Any]]:
@@ -143,7 +144,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
                 if item.get("type") != "reasoning":
                     messages.append(_message(item, f"input[{index}]"))
         if not self.input or not messages:
-            raise InvalidRequest("input: is empty; give a text or a list of messages", "input")
+            raise InvalidRequest("input: empty; give a string or a list of messages", "input")
         return messages
 
     @property
@@ -166,7 +167,7 @@ def _message(item: dict[str, Any], place: str) -> dict[str, Any]:
     if isinstance(content, list):
         content = "\n".join(_part(part, f"{place}.content[{index}]") for index, part in enumerate(content))
     if not isinstance(content, str):
-        raise InvalidRequest(f"{place}.content: is neither a text nor a list of parts", f"{place}.content")
+        raise InvalidRequest(f"{place}.content: must be a string or a list of parts", f"{place}.content")
     return {"role": "system" if role == "developer" else role, "content": content}
 
 
@@ -182,51 +183,51 @@ def _part(part: Any, place: str) -> str:
 
 def routes(state: ServerState) -> list[BaseRoute]:
     """`/v1/responses`, and what would read stored ones."""
-    stored = Exchange(state, stored_response)
+    stored = Endpoint(state, stored_response)
     return [
-        Route("/v1/responses", Exchange(state, create_response), methods=["POST"]),
+        Route("/v1/responses", Endpoint(state, create_response), methods=["POST"]),
         Route("/v1/responses/{response_id}", stored, methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/cancel", stored, methods=["POST"]),
     ]
 
 
-async def stored_response(call: Call) -> None:
+async def stored_response(context: RequestContext) -> None:
     """Refused: nothing is stored."""
-    raise ResponseNotFound("This server stores no responses; keep what it answers, and send conversations whole.")
+    raise ResponseNotFound("This server does not store responses; send the whole conversation with each request.")
 
 
-async def create_response(call: Call) -> None:
+async def create_response(context: RequestContext) -> None:
     """Answer one request, whole or streamed."""
     with renamed_errors(_NAMES):
-        request = decode(ResponsesRequest, call.body)
+        request = decode(ResponsesRequest, context.body)
         messages = request.conversation_messages()
-        check_messages(messages, call.state.settings)
-        call.timeout = request.timeout
-        served = await call.route(request.model, user=request.user, session=request.session_id)
+        check_messages(messages, context.state.settings)
+        context.timeout = request.timeout
+        model = await context.route(request.model, user=request.user, session=request.session_id)
         params = request.sampling_params(
-            served, max_tokens=None, logprobs=request.num_logprobs, defaults=call.sampling_defaults(served)
+            model, max_tokens=None, logprobs=request.num_logprobs, defaults=context.sampling_defaults(model)
         )
         params.begins_text = True
         field = constraint_field(request) or ""
-        await call.constrain(served, params.structured_outputs, _NAMES.get(field, field))
+        await context.constrain(model, params.structured_outputs, _NAMES.get(field, field))
         effort = request.reasoning.effort if request.reasoning is not None else None
         prompt = await render(
-            served,
+            model,
             messages,
             add_special_tokens=request.add_special_tokens,
             variables=template_variables(request.chat_template_kwargs, None, effort),
         )
-        prompt = request.truncate(prompt, served.max_model_len, params.max_tokens)
-        served.check_length(prompt, "input")
-    to_logprobs = ChatLogprobs(await served.token_bytes("include"), False) if params.logprobs is not None else None
-    shape = _Shape(call, served, request, params, call.record(served, len(prompt)), to_logprobs)
-    events = generate(call, served, [prompt], params, shape.record, whole=not request.stream)
+        prompt = request.truncate(prompt, model.max_model_len, params.max_tokens)
+        model.check_length(prompt, "input")
+    to_logprobs = ChatLogprobs(await model.token_bytes("include"), False) if params.logprobs is not None else None
+    shape = _Shape(context, model, request, params, context.record(model, len(prompt)), to_logprobs)
+    events = generate(context, model, [prompt], params, shape.record, whole=not request.stream)
     if request.stream:
-        call.reply.errors = writer = _ResponseStream(shape)
-        await write_stream(call, events, writer)
+        context.reply.errors = writer = _ResponseStream(shape)
+        await write_stream(context, events, writer)
         return
     answers = await collect(events, 1)
-    await call.reply.json(shape.finished(answers[0]))
+    await context.reply.json(shape.finished(answers[0]))
 
 
 class _Shape:
@@ -234,15 +235,15 @@ class _Shape:
 
     def __init__(
         self,
-        call: Call,
-        served: ModelHandle,
+        context: RequestContext,
+        model: ModelHandle,
         request: ResponsesRequest,
         params: SamplingParams,
         record: RequestRecord,
         to_logprobs: ChatLogprobs | None,
     ) -> None:
         self.record = record
-        self.item_id = f"msg_{call.request_id}"
+        self.item_id = f"msg_{context.request_id}"
         self._to_logprobs = to_logprobs
         text_format: Any = {"type": "text"}
         if request.text is not None and request.text.format is not None:
@@ -252,7 +253,7 @@ class _Shape:
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata or {},
-            "model": served.name,
+            "model": model.name,
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
@@ -268,7 +269,7 @@ class _Shape:
             "user": request.user if isinstance(request.user, str) else None,
         }
         self._head: dict[str, Any] = {
-            "id": f"resp_{call.request_id}",
+            "id": f"resp_{context.request_id}",
             "object": "response",
             "created_at": int(time.time()),
         }

@@ -9,8 +9,9 @@ from msgspec import Meta
 from starlette.routing import BaseRoute, Route
 
 from octavo.errors import InvalidRequest
-from octavo.server.apis.openai.requests import RequestBody, TokenId, check_token_ids, decode
-from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.apis.openai.requests import TokenId, check_token_ids
+from octavo.server.request.decoding import RequestBody, decode
+from octavo.server.request.endpoint import Endpoint, RequestContext
 from octavo.server.request.limits import check_messages
 from octavo.server.request.messages import flatten, render, template_variables
 
@@ -54,23 +55,23 @@ class DetokenizeRequest(RequestBody, kw_only=True):
 def routes(state: ServerState) -> list[BaseRoute]:
     """All of them."""
     return [
-        Route("/tokenize", Exchange(state, tokenize), methods=["POST"]),
-        Route("/detokenize", Exchange(state, detokenize), methods=["POST"]),
-        Route("/tokenizer_info", Exchange(state, tokenizer_info), methods=["GET"]),
+        Route("/tokenize", Endpoint(state, tokenize), methods=["POST"]),
+        Route("/detokenize", Endpoint(state, detokenize), methods=["POST"]),
+        Route("/tokenizer_info", Endpoint(state, tokenizer_info), methods=["GET"]),
     ]
 
 
-async def tokenize(call: Call) -> None:
+async def tokenize(context: RequestContext) -> None:
     """Token ids of a text or a conversation."""
-    request = decode(TokenizeRequest, call.body)
-    check_messages(request.messages, call.state.settings)
-    served = await call.route(request.model)
+    request = decode(TokenizeRequest, context.body)
+    check_messages(request.messages, context.state.settings)
+    model = await context.route(request.model)
     if request.prompt is not None:
         special = True if request.add_special_tokens is None else request.add_special_tokens
-        tokens = await served.tokenize(request.prompt, add_special_tokens=special)
+        tokens = await model.tokenize(request.prompt, add_special_tokens=special)
     else:
         tokens = await render(
-            served,
+            model,
             flatten(request.messages),
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
@@ -79,45 +80,45 @@ async def tokenize(call: Call) -> None:
         )
     strings = None
     if request.return_token_strs:
-        token_bytes = await served.token_bytes("return_token_strs")
+        token_bytes = await model.token_bytes("return_token_strs")
         strings = [token_bytes(token).decode("utf-8", "replace") for token in tokens]
-    await call.reply.json(
-        {"count": len(tokens), "max_model_len": served.max_model_len, "tokens": tokens, "token_strs": strings}
+    await context.reply.json(
+        {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": strings}
     )
 
 
-async def detokenize(call: Call) -> None:
+async def detokenize(context: RequestContext) -> None:
     """The text of token ids, control tokens included."""
-    request = decode(DetokenizeRequest, call.body)
-    served = await call.route(request.model)
-    tokenizer = served.tokenizer("tokens")
+    request = decode(DetokenizeRequest, context.body)
+    model = await context.route(request.model)
+    tokenizer = model.tokenizer("tokens")
 
     def work() -> str:
-        check_token_ids(request.tokens, served.engine.model.vocab_size, "tokens")
+        check_token_ids(request.tokens, model.engine.model.vocab_size, "tokens")
         return tokenizer.decode(request.tokens, False)
 
     text = await asyncio.to_thread(work)
-    await call.reply.json({"prompt": text})
+    await context.reply.json({"prompt": text})
 
 
-async def tokenizer_info(call: Call) -> None:
+async def tokenizer_info(context: RequestContext) -> None:
     """What a client must know of the tokenizer to count and to write prompts itself; `?model=` names the model."""
     from starlette.requests import Request
 
-    served = await call.route(Request(call.scope).query_params.get("model"))
-    tokenizer = served.tokenizer("model")
-    await call.reply.json(
+    model = await context.route(Request(context.scope).query_params.get("model"))
+    tokenizer = model.tokenizer("model")
+    await context.reply.json(
         {
             "tokenizer_class": type(tokenizer).__name__,
-            "vocab_size": served.engine.model.vocab_size,
-            "model_max_length": served.max_model_len,
+            "vocab_size": model.engine.model.vocab_size,
+            "model_max_length": model.max_model_len,
             "bos_token": None,
             "eos_token": None,
             "pad_token": None,
             "unk_token": None,
             **tokenizer.special_tokens,
             "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_ids": sorted({*tokenizer.eos_token_ids, *served.engine.model.eos_token_ids}),
+            "eos_token_ids": sorted({*tokenizer.eos_token_ids, *model.engine.model.eos_token_ids}),
             "chat_template": tokenizer.chat_template,
         }
     )

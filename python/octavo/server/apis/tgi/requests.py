@@ -9,8 +9,9 @@ import msgspec
 
 from octavo.errors import ContextLengthExceeded, InvalidRequest
 from octavo.sampling_params import MAX_N, SamplingParams
-from octavo.server.apis.openai.requests import CompletionRequest, RequestBody, convert
+from octavo.server.apis.openai.requests import CompletionRequest
 from octavo.server.models.model_handle import ModelHandle
+from octavo.server.request.decoding import RequestBody, convert
 from octavo.server.request.field_renames import renamed_errors
 
 __all__ = [
@@ -102,26 +103,28 @@ class GenerateParameters(msgspec.Struct, kw_only=True):
         if not 1 <= self.num_answers <= MAX_N:
             raise InvalidRequest(f"best_of: {self.best_of} is not between 1 and {MAX_N}", "best_of")
         if self.num_answers > 1 and not self.samples:
-            raise InvalidRequest("best_of: you must use sampling when best_of is above 1; set do_sample", "best_of")
+            raise InvalidRequest("best_of: values above 1 require sampling; set do_sample", "best_of")
         if self.num_answers > 1 and self.seed is not None:
             raise InvalidRequest("seed: must not be set when best_of is above 1", "seed")
         for field in ("temperature", "repetition_penalty", "top_k", "max_new_tokens", "truncate"):
             value = getattr(self, field)
             if value is not None and value <= 0:
-                raise InvalidRequest(f"{field}: {value} must be above 0", field)
+                raise InvalidRequest(f"{field}: {value} is not above 0", field)
         for field in ("top_p", "typical_p"):
             value = getattr(self, field)
             if value is not None and not 0 < value < 1:
-                raise InvalidRequest(f"{field}: {value} must be between 0 and 1, both apart; leave it out for 1", field)
+                raise InvalidRequest(
+                    f"{field}: {value} is not between 0 and 1, both exclusive; remove the field for 1", field
+                )
         if self.seed is not None and self.seed < 0:
-            raise InvalidRequest(f"seed: {self.seed} must not be below 0", "seed")
+            raise InvalidRequest(f"seed: {self.seed} is below 0", "seed")
         if not 0 <= (self.top_n_tokens or 0) <= MAX_TOP_N_TOKENS:
             raise InvalidRequest(
                 f"top_n_tokens: {self.top_n_tokens} is not between 0 and {MAX_TOP_N_TOKENS}", "top_n_tokens"
             )
         for field in ("typical_p", "watermark", "adapter_id"):
             if getattr(self, field):
-                raise InvalidRequest(f"{field}: is not supported by this server; leave it out", field)
+                raise InvalidRequest(f"{field}: not supported; remove the field", field)
         if self.grammar is not None:
             self.grammar.check()
 
@@ -144,7 +147,7 @@ class GenerateBody(RequestBody, kw_only=True):
             InvalidRequest: naming the field.
         """
         if not self.inputs:
-            raise InvalidRequest("inputs: cannot be empty; give a text", "inputs")
+            raise InvalidRequest("inputs: the text is empty", "inputs")
         self.params.check()
 
     @property
@@ -163,22 +166,22 @@ class GenerateBody(RequestBody, kw_only=True):
         if self.params.decoder_input_details:
             raise InvalidRequest("decoder_input_details: is not available when streaming", "decoder_input_details")
 
-    def room(self, served: ModelHandle, num_inputs: int) -> int:
+    def room(self, model: ModelHandle, num_inputs: int) -> int:
         """Tokens that may be generated after so many.
 
         Raises:
             ContextLengthExceeded: fewer than asked for.
         """
-        asked, room = self.params.max_new_tokens, served.max_model_len - num_inputs
+        asked, room = self.params.max_new_tokens, model.max_model_len - num_inputs
         if asked is not None and asked > room:
             raise ContextLengthExceeded(
-                f"max_new_tokens: `inputs` tokens + `max_new_tokens` must be <= {served.max_model_len}, this model's "
+                f"max_new_tokens: `inputs` tokens + `max_new_tokens` must be <= {model.max_model_len}, this model's "
                 f"maximum context length. Given: {num_inputs} `inputs` tokens and {asked} `max_new_tokens`",
                 "max_new_tokens",
             )
         return min(DEFAULT_MAX_NEW_TOKENS, room) if asked is None else asked
 
-    def sampling_params(self, served: ModelHandle, num_inputs: int, *, logprobs: bool) -> SamplingParams:
+    def sampling_params(self, model: ModelHandle, num_inputs: int, *, logprobs: bool) -> SamplingParams:
         """As TGI understands them: nothing comes from the model's recommendations, and stop texts stay in the text.
 
         Raises:
@@ -186,7 +189,7 @@ class GenerateBody(RequestBody, kw_only=True):
         """
         given = self.params
         values: dict[str, Any] = {
-            "max_tokens": self.room(served, num_inputs),
+            "max_tokens": self.room(model, num_inputs),
             "n": given.num_answers,
             "stop": given.stop,
             "include_stop_str_in_output": True,
@@ -203,4 +206,4 @@ class GenerateBody(RequestBody, kw_only=True):
             values |= given.grammar.constraint
         with renamed_errors(_NAMES):
             fields = convert(CompletionRequest, values)
-            return fields.sampling_params(served, max_tokens=None, logprobs=fields.logprobs, defaults={})
+            return fields.sampling_params(model, max_tokens=None, logprobs=fields.logprobs, defaults={})

@@ -15,13 +15,13 @@ from starlette.routing import BaseRoute, Route
 from octavo._core import __version__
 from octavo.engine.outputs import TokenLogprobs
 from octavo.sampling_params import MAX_N, MAX_STOPS, SamplingParams
-from octavo.server.apis.openai.requests import decode
 from octavo.server.apis.openai.responses import LOWEST_LOGPROB, mean_logprob
 from octavo.server.apis.tgi.requests import GenerateBody
 from octavo.server.error_responses import describe
 from octavo.server.models.model_handle import TEXT_THREADS, ModelHandle
 from octavo.server.observability.request_record import RequestRecord
-from octavo.server.request.endpoint import Call, Exchange
+from octavo.server.request.decoding import decode
+from octavo.server.request.endpoint import Endpoint, RequestContext
 from octavo.server.request.generation import Answer, collect
 from octavo.server.request.generation import generate as generate_events
 from octavo.server.request.output_events import OutputEvent
@@ -68,30 +68,30 @@ _ERRORS = _Errors()
 def routes(state: ServerState) -> list[BaseRoute]:
     """All of TGI's routes."""
     return [
-        Route("/generate", Exchange(state, generate, _ERRORS), methods=["POST"]),
-        Route("/generate_stream", Exchange(state, generate_stream, _ERRORS), methods=["POST"]),
-        Route("/", Exchange(state, compatible, _ERRORS), methods=["POST"]),
+        Route("/generate", Endpoint(state, generate, _ERRORS), methods=["POST"]),
+        Route("/generate_stream", Endpoint(state, generate_stream, _ERRORS), methods=["POST"]),
+        Route("/", Endpoint(state, compatible, _ERRORS), methods=["POST"]),
         Route("/info", _Info(state).info),
     ]
 
 
-async def generate(call: Call) -> None:
+async def generate(context: RequestContext) -> None:
     """`POST /generate`: the whole answer."""
-    await _whole(call, decode(GenerateBody, call.body), as_list=False)
+    await _whole(context, decode(GenerateBody, context.body), as_list=False)
 
 
-async def generate_stream(call: Call) -> None:
+async def generate_stream(context: RequestContext) -> None:
     """`POST /generate_stream`: an event a token."""
-    await _stream(call, decode(GenerateBody, call.body))
+    await _stream(context, decode(GenerateBody, context.body))
 
 
-async def compatible(call: Call) -> None:
+async def compatible(context: RequestContext) -> None:
     """`POST /`: a stream where `stream` asks for one, else a list of the one answer."""
-    request = decode(GenerateBody, call.body)
+    request = decode(GenerateBody, context.body)
     if request.stream:
-        await _stream(call, request)
+        await _stream(context, request)
     else:
-        await _whole(call, request, as_list=True)
+        await _whole(context, request, as_list=True)
 
 
 class _Tokens:
@@ -128,35 +128,35 @@ class _Tokens:
         return [self.token(token, logprob, self.texts([token])[0]) for token, logprob in entry.top]
 
 
-async def _tokens(served: ModelHandle) -> _Tokens:
-    token_bytes = await served.token_bytes("details")
-    return _Tokens(token_bytes, served.tokenizer("details").vocabulary.flags)
+async def _tokens(model: ModelHandle) -> _Tokens:
+    token_bytes = await model.token_bytes("details")
+    return _Tokens(token_bytes, model.tokenizer("details").vocabulary.flags)
 
 
 class _Request:
     """One request on its way: what both kinds of answer are made of."""
 
     def __init__(
-        self, call: Call, request: GenerateBody, served: ModelHandle, prompt: list[int], logprobs: bool
+        self, context: RequestContext, request: GenerateBody, model: ModelHandle, prompt: list[int], logprobs: bool
     ) -> None:
-        self.call = call
+        self.context = context
         self.request = request
-        self.served = served
+        self.model = model
         self.prompt = prompt
-        self.params: SamplingParams = request.sampling_params(served, len(prompt), logprobs=logprobs)
-        self.record: RequestRecord = call.record(served, len(prompt))
+        self.params: SamplingParams = request.sampling_params(model, len(prompt), logprobs=logprobs)
+        self.record: RequestRecord = context.record(model, len(prompt))
         self.validated = time.monotonic()
 
     @classmethod
-    async def read(cls, call: Call, request: GenerateBody, *, logprobs: bool) -> _Request:
+    async def read(cls, context: RequestContext, request: GenerateBody, *, logprobs: bool) -> _Request:
         """Find the model and tokenize."""
-        served = await call.route(request.model)
-        prompt = await served.tokenize(request.inputs or "", add_special_tokens=True, field="inputs")
+        model = await context.route(request.model)
+        prompt = await model.tokenize(request.inputs or "", add_special_tokens=True, field="inputs")
         if request.params.truncate is not None:
             prompt = prompt[-request.params.truncate :]
-        served.check_length(prompt, "inputs")
-        work = cls(call, request, served, prompt, logprobs)
-        await call.constrain(served, work.params.structured_outputs, "grammar")
+        model.check_length(prompt, "inputs")
+        work = cls(context, request, model, prompt, logprobs)
+        await context.constrain(model, work.params.structured_outputs, "grammar")
         return work
 
     @property
@@ -167,7 +167,7 @@ class _Request:
     def compute(self) -> dict[str, str]:
         """The headers that are known at the start."""
         return {
-            "x-compute-type": str(self.served.engine.model.device),
+            "x-compute-type": str(self.model.engine.model.device),
             "x-compute-characters": str(len(self.request.inputs or "")),
         }
 
@@ -195,13 +195,13 @@ def _milliseconds(seconds: float) -> str:
     return str(int(seconds * 1000))
 
 
-async def _whole(call: Call, request: GenerateBody, *, as_list: bool) -> None:
+async def _whole(context: RequestContext, request: GenerateBody, *, as_list: bool) -> None:
     given = request.params
     detailed = bool(given.details or given.decoder_input_details)
     # The likeliest of several is found by its tokens' log probabilities.
-    work = await _Request.read(call, request, logprobs=detailed or given.num_answers > 1)
-    tokens = await _tokens(work.served) if detailed else None
-    events = generate_events(call, work.served, [work.prompt], work.params, work.record, whole=True)
+    work = await _Request.read(context, request, logprobs=detailed or given.num_answers > 1)
+    tokens = await _tokens(work.model) if detailed else None
+    events = generate_events(context, work.model, [work.prompt], work.params, work.record, whole=True)
     answers = await collect(events, work.params.n)
     answers.sort(key=lambda answer: mean_logprob(answer.logprobs), reverse=True)
     shapes = [_sequence(work, answer, tokens) for answer in answers]
@@ -211,7 +211,7 @@ async def _whole(call: Call, request: GenerateBody, *, as_list: bool) -> None:
         payload["details"] = best
         if len(shapes) > 1:
             best["best_of_sequences"] = shapes[1:]
-    await call.reply.json([payload] if as_list else payload, headers=work.times())
+    await context.reply.json([payload] if as_list else payload, headers=work.times())
 
 
 def _sequence(work: _Request, answer: Answer, tokens: _Tokens | None) -> dict[str, Any]:
@@ -245,11 +245,11 @@ def _finish_reason(reason: str | None, stop_reason: int | str | None) -> str:
     return "length"
 
 
-async def _stream(call: Call, request: GenerateBody) -> None:
+async def _stream(context: RequestContext, request: GenerateBody) -> None:
     request.check_stream()
-    work = await _Request.read(call, request, logprobs=True)
-    events = generate_events(call, work.served, [work.prompt], work.params, work.record)
-    await write_stream(call, events, _TokenStream(work, await _tokens(work.served)))
+    work = await _Request.read(context, request, logprobs=True)
+    events = generate_events(context, work.model, [work.prompt], work.params, work.record)
+    await write_stream(context, events, _TokenStream(work, await _tokens(work.model)))
 
 
 class _TokenStream(StreamWriter):
@@ -304,15 +304,15 @@ class _Info:
     async def info(self, request: Request) -> Response:
         """What is served, and the limits that hold for one request."""
         try:
-            served = self._state.resolve(None)
+            model = self._state.resolve(None)
         except Exception as error:
             status, payload, headers = describe(error)
             return json_response(_ERRORS.body(status, payload["error"]), status, headers)
-        limit, settings = served.max_model_len, self._state.settings
-        at_once = self._state.admission_queue(served).max_requests
+        limit, settings = model.max_model_len, self._state.settings
+        at_once = self._state.admission_queue(model).max_requests
         return json_response(
             {
-                "model_id": served.name,
+                "model_id": model.name,
                 "model_sha": None,
                 "model_pipeline_tag": "text-generation",
                 "max_concurrent_requests": min(at_once, settings.max_concurrency or at_once),

@@ -1,4 +1,4 @@
-"""Context of one HTTP request for its log lines, its trace and its metrics."""
+"""What the log lines, the trace and the metrics of one HTTP request share."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from octavo.server.transport.http import Scope, Send, request_id_of
 if TYPE_CHECKING:
     from octavo.server.observability.request_record import RequestRecord
 
-__all__ = ["RequestContext", "context_of", "current_request"]
+__all__ = ["RequestTelemetry", "current_request", "telemetry_of"]
 
 _KEY = "octavo.request"
-current_request: ContextVar[RequestContext | None] = ContextVar("octavo_request", default=None)
+current_request: ContextVar[RequestTelemetry | None] = ContextVar("octavo_request", default=None)
 """The request that the current task answers; None outside of a request."""
 
 
-class RequestContext:
+class RequestTelemetry:
     """One HTTP request.
 
     Attributes:
@@ -66,7 +66,7 @@ class RequestContext:
         return own if self.trace is None else own + self.trace.headers
 
 
-def context_of(scope: Scope) -> RequestContext:
-    """The context of a request; a new one if it has none."""
-    context: RequestContext | None = scope.get(_KEY)
-    return RequestContext(scope) if context is None else context
+def telemetry_of(scope: Scope) -> RequestTelemetry:
+    """The telemetry of a request; a new one if it has none."""
+    telemetry: RequestTelemetry | None = scope.get(_KEY)
+    return RequestTelemetry(scope) if telemetry is None else telemetry
