@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from octavo.loading.model_config import load_model_config
+from octavo.loading.model_files import load_model_config
 from octavo.loading.resolve import resolve_model
 from octavo.models.registry import build_decoder
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from octavo.loading.model_config import load_model_config
+from octavo.loading.model_files import load_model_config
 from octavo.loading.resolve import resolve_model
 from octavo.models.registry import build_decoder
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from octavo.errors import CorruptFile, ModelNotFound
+from octavo.loading.model_files import open_weights
 from octavo.loading.resolve import resolve_model
-from octavo.loading.weights import WeightSource, open_weights
+from octavo.loading.weights import WeightSource
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 

@@ -13,9 +13,8 @@ from gguf import GGMLQuantizationType as Kind
 from octavo.errors import CorruptFile, ModelError, ModelNotFound, UnsupportedModel
 from octavo.layers.parameter import Parameter
 from octavo.layers.rope import cos_sin_table
-from octavo.loading.model_config import load_model_config
+from octavo.loading.model_files import load_model_config, open_weights
 from octavo.loading.resolve import ModelSource, resolve_model
-from octavo.loading.weights import open_weights
 from octavo.models.common import rotary
 from octavo.models.registry import build_decoder
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from octavo.errors import CorruptFile, ModelNotFound, UnsupportedModel
-from octavo.loading.model_config import load_model_config
+from octavo.loading.model_files import load_model_config
 from octavo.loading.resolve import ModelSource
 
 BASE = {
@@ -179,7 +179,7 @@ def test_code_of_the_model_is_ignored(load, tmp_path):
 def test_no_torch_is_imported(make_checkpoint):
     folder, _ = make_checkpoint()
     program = (
-        "import sys; from octavo.loading.model_config import load_model_config; "
+        "import sys; from octavo.loading.model_files import load_model_config; "
         "from octavo.loading.resolve import resolve_model; import octavo.text.tokenizer, octavo.loading.weights; "
         f"load_model_config(resolve_model({str(folder)!r})); "
         "assert not {'torch', 'transformers'} & set(sys.modules)"

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from octavo.kernels import reference
-from octavo.layers.attention import AttentionSpec
-from octavo.layers.backend import IntArray, StepInputs
+from octavo.layers.backend import AttentionSpec, IntArray, StepInputs
 from octavo.layers.kv_cache import KvCacheLayout
 from octavo.layers.parameter import Weights, to_float32
 

@@ -9,9 +9,9 @@ import torch
 import transformers
 from decoder_driver import DecoderDriver
 from octavo.layers.decoder import Decoder
-from octavo.loading.model_config import load_model_config
+from octavo.loading.model_files import load_model_config, open_weights
 from octavo.loading.resolve import ModelSource, resolve_model
-from octavo.loading.weights import WeightSource, open_weights
+from octavo.loading.weights import WeightSource
 from octavo.models.registry import build_decoder
 from tiny_models import as_bfloat16, logits_of
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint

@@ -14,9 +14,8 @@ import transformers
 from decoder_driver import DecoderDriver
 from octavo import LLM, SamplingParams
 from octavo._core import max_blocks_per_sequence
-from octavo.loading.model_config import load_model_config
+from octavo.loading.model_files import load_model_config, open_weights
 from octavo.loading.resolve import ModelSource, resolve_model
-from octavo.loading.weights import open_weights
 from octavo.models.registry import build_decoder
 from tiny_models import CASES, VOCAB_SIZE, logits_of, make_oracle, random_tokens
 from tokenizers import Tokenizer, decoders, pre_tokenizers

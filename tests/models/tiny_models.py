@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import transformers
 from octavo.layers.decoder import Decoder
-from octavo.loading.model_config import load_model_config
+from octavo.loading.model_files import load_model_config, open_weights
 from octavo.loading.resolve import ModelSource
-from octavo.loading.weights import WeightSource, open_weights
+from octavo.loading.weights import WeightSource
 from octavo.models.registry import build_decoder
 
 VOCAB_SIZE = 199

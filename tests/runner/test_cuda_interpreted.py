@@ -16,9 +16,8 @@ from octavo.config import EngineConfig
 from octavo.engine.constraints import OutputConstraints
 from octavo.engine.loop_builder import build_loop
 from octavo.layers.backends.cuda_inputs import StepSize
-from octavo.loading.model_config import load_model_config
+from octavo.loading.model_files import load_model_config, open_weights
 from octavo.loading.resolve import resolve_model
-from octavo.loading.weights import open_weights
 from octavo.models.registry import build_decoder
 from octavo.runner.interface import ModelInfo, Runner
 from octavo.runner.runner_builder import build_runner

@@ -2,61 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from octavo.layers.kv_cache import KvCacheSpec
-
 if TYPE_CHECKING:
-    from octavo.layers.backend import AttentionKernels, Backend, Buffer, StepInputs
+    from octavo.layers.backend import AttentionKernels, AttentionSpec, Backend, Buffer, StepInputs
     from octavo.layers.linear import Linear
     from octavo.layers.norm import Norm
     from octavo.layers.parameter import Parameter, Weights
     from octavo.layers.rope import Rope
     from octavo.layers.workspace import Workspace
 
-__all__ = ["Attention", "AttentionSpec"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """What the kernels need to know of a layer's attention.
-
-    Attributes:
-        num_heads: of queries.
-        num_kv_heads: of keys, and of values.
-        head_dim: channels of a head.
-        rotary_dim: channels of a head that are rotated.
-        scale: of the scores.
-        softcap: scores become cap * tanh(score / cap); 0 for none.
-        window: tokens that a query can see, itself included; 0 for all before it.
-        norm_eps: of the norms of query and key heads.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rotary_dim: int
-    scale: float
-    softcap: float = 0.0
-    window: int = 0
-    norm_eps: float = 0.0
-
-    @property
-    def q_size(self) -> int:
-        """Width of all query heads."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def qkv_size(self) -> int:
-        """Width of queries, keys and values together."""
-        return self.q_size + 2 * self.num_kv_heads * self.head_dim
-
-    @property
-    def cache(self) -> KvCacheSpec:
-        """What the layer caches."""
-        return KvCacheSpec(self.num_kv_heads, self.head_dim, self.window)
+__all__ = ["Attention"]
 
 
 class Attention:

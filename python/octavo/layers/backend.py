@@ -14,16 +14,66 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from octavo.layers.kv_cache import KvCacheLayout, KvCacheSpec
+
 if TYPE_CHECKING:
-    from octavo.layers.attention import AttentionSpec
-    from octavo.layers.kv_cache import KvCacheLayout
     from octavo.layers.parameter import Weights
 
-__all__ = ["AttentionKernels", "Backend", "Buffer", "IntArray", "KvCache", "Memory", "Product", "StepInputs"]
+__all__ = [
+    "AttentionKernels",
+    "AttentionSpec",
+    "Backend",
+    "Buffer",
+    "IntArray",
+    "KvCache",
+    "Memory",
+    "Product",
+    "StepInputs",
+]
 
 Memory: TypeAlias = Any
 Buffer: TypeAlias = Any
 IntArray: TypeAlias = npt.NDArray[np.int32]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What the kernels need to know of a layer's attention.
+
+    Attributes:
+        num_heads: of queries.
+        num_kv_heads: of keys, and of values.
+        head_dim: channels of a head.
+        rotary_dim: channels of a head that are rotated.
+        scale: of the scores.
+        softcap: scores become cap * tanh(score / cap); 0 for none.
+        window: tokens that a query can see, itself included; 0 for all before it.
+        norm_eps: of the norms of query and key heads.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    scale: float
+    softcap: float = 0.0
+    window: int = 0
+    norm_eps: float = 0.0
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Width of queries, keys and values together."""
+        return self.q_size + 2 * self.num_kv_heads * self.head_dim
+
+    @property
+    def cache(self) -> KvCacheSpec:
+        """What the layer caches."""
+        return KvCacheSpec(self.num_kv_heads, self.head_dim, self.window)
 
 
 @dataclasses.dataclass(slots=True)

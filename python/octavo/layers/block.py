@@ -2,62 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo.layers.attention import Attention
-    from octavo.layers.backend import Backend, Buffer, Memory, StepInputs
+    from octavo.layers.backend import Backend, Buffer, StepInputs
     from octavo.layers.mlp import GatedMlp
     from octavo.layers.norm import Norm
     from octavo.layers.parameter import Parameter, Weights
-    from octavo.layers.workspace import Workspace
+    from octavo.layers.workspace import Stream, Workspace
 
-__all__ = ["PreNormBlock", "SandwichBlock", "Stream"]
-
-
-@dataclasses.dataclass(slots=True)
-class Stream:
-    """The activations that blocks pass on, as buffers of one number of rows.
-
-    Attributes:
-        residual: the stream, without the last sublayer's output.
-        hidden: the last sublayer's output, not yet added.
-        normed: the next sublayer's input.
-        attended: attention's output, before its projection. It shares memory with `normed`.
-        slices: (first row, normed from there, hidden from there) of the MLP's slices.
-        residual_memory, attended_memory: the memory behind the buffers.
-    """
-
-    residual: Buffer
-    hidden: Buffer
-    normed: Buffer
-    attended: Buffer
-    slices: list[tuple[int, Buffer, Buffer]]
-    residual_memory: Memory
-    attended_memory: Memory
-
-    @classmethod
-    def of(cls, workspace: Workspace, prefix: str, rows: int, hidden_size: int, q_size: int, mlp_rows: int) -> Stream:
-        """The stream of `rows` rows in a workspace."""
-        narrow, hidden, residual = f"{prefix}narrow", f"{prefix}hidden", f"{prefix}residual"
-        return cls(
-            residual=workspace.buffer(residual, rows, hidden_size),
-            hidden=workspace.buffer(hidden, rows, hidden_size),
-            normed=workspace.buffer(narrow, rows, hidden_size),
-            attended=workspace.buffer(narrow, rows, q_size),
-            slices=[
-                (
-                    start,
-                    workspace.buffer(narrow, rows, hidden_size, start=start),
-                    workspace.buffer(hidden, rows, hidden_size, start=start),
-                )
-                for start in range(0, rows, mlp_rows)
-            ],
-            residual_memory=workspace.memory(residual, rows, hidden_size),
-            attended_memory=workspace.memory(narrow, rows, q_size),
-        )
+__all__ = ["PreNormBlock", "SandwichBlock"]
 
 
 class PreNormBlock:

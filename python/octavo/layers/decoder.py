@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from octavo.layers.block import PreNormBlock, Stream
+from octavo.layers.block import PreNormBlock
 from octavo.layers.kv_cache import KvCacheLayout
 from octavo.layers.parameter import check_tensors
-from octavo.layers.workspace import Workspace
+from octavo.layers.workspace import Stream, Workspace
 
 if TYPE_CHECKING:
     from octavo.layers.backend import Backend, KvCache, Memory, StepInputs

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from octavo.layers.backend import Backend
-    from octavo.layers.block import Stream
     from octavo.layers.linear import Linear
     from octavo.layers.parameter import Parameter, Weights
-    from octavo.layers.workspace import Workspace
+    from octavo.layers.workspace import Stream, Workspace
 
 __all__ = ["Activation", "GatedMlp"]
 

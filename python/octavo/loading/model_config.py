@@ -10,12 +10,11 @@ import msgspec
 
 from octavo.errors import CorruptFile, ModelNotFound, UnsupportedModel
 from octavo.loading import fields
-from octavo.loading.resolve import ModelSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ModelConfig", "RopeConfig", "load_model_config", "read_json"]
+__all__ = ["ModelConfig", "RopeConfig", "read_json"]
 
 _JSON_LIMIT = 64 << 20
 """Bytes: no configuration is near this; a larger file is not one."""
@@ -115,21 +114,6 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     local_rope: RopeConfig | None = None
 
 
-def load_model_config(source: ModelSource) -> ModelConfig:
-    """Read and check a model's description. Imports no torch.
-
-    Raises:
-        ModelNotFound: the folder has no config.json.
-        CorruptFile: not JSON, or a value that cannot be.
-        UnsupportedModel: quantized checkpoints, unknown GGUF architectures, features that Octavo lacks.
-    """
-    if source.kind == "gguf":
-        from octavo.loading.gguf_config import gguf_model_config
-
-        return gguf_model_config(source.path)
-    return _folder_config(source.path)
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
@@ -148,14 +132,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptFile(f"{path}: a JSON object is expected, not {type(value).__name__}")
     return value
-
-
-def _folder_config(folder: Path) -> ModelConfig:
-    path = folder / "config.json"
-    raw = read_json(path)
-    generation_path = folder / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.is_file() else {}
-    return config_from_json(raw, generation, str(path))
 
 
 def config_from_json(raw: Mapping[str, Any], generation: Mapping[str, Any], where: str) -> ModelConfig:

@@ -6,16 +6,21 @@ import dataclasses
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
-from octavo.errors import CorruptFile, ModelNotFound, UnsupportedModel
+from octavo.errors import CorruptFile, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import torch
 
-    from octavo.loading.resolve import ModelSource
 
-__all__ = ["TORCH_NAMES", "RenamedWeights", "TensorName", "WeightPart", "WeightSource", "open_weights"]
+__all__ = [
+    "TORCH_NAMES",
+    "RenamedWeights",
+    "TensorName",
+    "WeightPart",
+    "WeightSource",
+]
 
 TORCH_NAMES = {
     "F64": "float64",
@@ -185,40 +190,3 @@ class RenamedWeights(WeightSource):
     def prefetch(self) -> None:
         """Have the system read the files ahead."""
         self._inner.prefetch()
-
-
-def open_weights(
-    source: ModelSource, tensors: Iterable[TensorName] = (), prefixes: Mapping[str, str] | None = None
-) -> WeightSource:
-    """Open a model's tensors. Their headers are read; the system is asked to read the rest ahead.
-
-    Args:
-        source: the files.
-        tensors: what the model calls its tensors; GGUF files need it to be read under Hugging Face's names.
-        prefixes: of names in the model's folder that stand for others, see `RenamedWeights`.
-
-    Raises:
-        ModelNotFound: the folder holds no weights.
-        CorruptFile: truncated or contradictory files, or missing shards.
-        UnsupportedModel: formats and tensor types that Octavo does not know.
-    """
-    weights = _open(source, tensors)
-    if prefixes and source.kind != "gguf":
-        weights = RenamedWeights(weights, prefixes)
-    weights.prefetch()
-    return weights
-
-
-def _open(source: ModelSource, tensors: Iterable[TensorName]) -> WeightSource:
-    if source.kind == "gguf":
-        from octavo.loading.gguf import GgufWeights
-
-        return GgufWeights(source.path, tensors)
-    from octavo.loading.checkpoint import open_folder
-
-    if source.kind == "config-only":
-        raise ModelNotFound(
-            f"{source.path}: holds a config.json and no weights (*.safetensors, *.bin); "
-            "load_format `dummy` runs it with random ones"
-        )
-    return open_folder(source.path)

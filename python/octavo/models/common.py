@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from octavo.errors import CorruptFile, UnsupportedModel
-from octavo.layers.attention import Attention, AttentionSpec
+from octavo.layers.attention import Attention
+from octavo.layers.backend import AttentionSpec
 from octavo.layers.linear import Linear, Projection
 from octavo.layers.mlp import Activation, GatedMlp
 from octavo.layers.norm import Norm

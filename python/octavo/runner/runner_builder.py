@@ -12,7 +12,8 @@ import msgspec
 from octavo import _core
 from octavo.errors import ConfigError, NotEnoughMemory
 from octavo.layers.backends.cpu import MLP_ROWS, check_kernels
-from octavo.loading.model_config import ModelConfig, load_model_config
+from octavo.loading.model_config import ModelConfig
+from octavo.loading.model_files import load_model_config
 from octavo.loading.progress import Progress
 from octavo.models.registry import build_decoder
 from octavo.runner.device import find_gpu, resolve_device, resolve_dtype, why_cpu
@@ -157,7 +158,7 @@ def _open(config: EngineConfig, source: ModelSource, decoder: Decoder) -> Weight
         from octavo.layers.dummy_weights import DummyWeights
 
         return DummyWeights(decoder.parameters(), config.seed)
-    from octavo.loading.weights import open_weights
+    from octavo.loading.model_files import open_weights
 
     # A tied head may still lie in the files: it has a name there.
     tensors = [*decoder.parameters(), *decoder.head.own.parameters()]

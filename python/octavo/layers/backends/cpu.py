@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from octavo import _core
 from octavo.errors import UnsupportedModel
-from octavo.layers.attention import AttentionSpec
-from octavo.layers.backend import IntArray, StepInputs
+from octavo.layers.backend import AttentionSpec, IntArray, StepInputs
 from octavo.layers.decoder import Decoder
 from octavo.layers.kv_cache import KvCacheLayout
 from octavo.layers.parameter import Weights, to_float32

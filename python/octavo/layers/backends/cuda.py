@@ -21,8 +21,7 @@ from octavo.kernels.embedding import gather_rows, scale, softcap
 from octavo.kernels.linear import Dense
 from octavo.kernels.norm import add_rms_norm, rms_norm
 from octavo.kernels.rope_and_cache import rope_and_cache
-from octavo.layers.attention import AttentionSpec
-from octavo.layers.backend import StepInputs
+from octavo.layers.backend import AttentionSpec, StepInputs
 from octavo.layers.backends.cuda_inputs import has_groups, has_prompts
 from octavo.layers.backends.cuda_upload import stacked_weight
 from octavo.layers.decoder import Decoder
