@@ -38,7 +38,7 @@ def test_a_request_ends_within_a_step_of_its_consumer(fake_engine: Any, run: Cal
                 task = asyncio.create_task(engine.generate([5, 6], LONG, request_id="leaver"))
                 while len(events[-1][1]) != 2 or max(events[-1][1]) != 3:
                     await asyncio.sleep(0.01)
-            number = engine._ids["leaver"]
+            number = engine._open_requests._numbers["leaver"]
             # In the middle of a step.
             await asyncio.sleep(STEP_S / 3)
             left_at = engine._client.process.pulse.steps

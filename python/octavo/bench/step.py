@@ -67,11 +67,25 @@ def _case(rows: int, waiting: int, runs: int, config: EngineConfig) -> dict[str,
         )
         if request_id == rows - 1:
             _prefill(core, runner, rows)
-    plans, commits, wholes = [], [], []
+    plans, commits = _measured(core, runner, rows, runs * _TOKENS_A_RUN)
+    wholes = [plan + commit for plan, commit in zip(plans, commits, strict=True)]
+    return {
+        "decode_rows": rows,
+        "waiting": waiting,
+        "plan_us": round(median(plans) / 1e3, 2),
+        "commit_us": round(median(commits) / 1e3, 2),
+        "step_us": round(median(wholes) / 1e3, 2),
+        "runs": runs,
+    }
+
+
+def _measured(core: Core, runner: FakeRunner, rows: int, steps: int) -> tuple[list[int], list[int]]:
+    """Nanoseconds of plan and commit in each of so many steps."""
+    plans, commits = [], []
     gc.collect()
     gc.disable()
     try:
-        for _ in range(runs * _TOKENS_A_RUN):
+        for _ in range(steps):
             begin = time.perf_counter_ns()
             plan = core.plan()
             planned = time.perf_counter_ns()
@@ -83,17 +97,9 @@ def _case(rows: int, waiting: int, runs: int, config: EngineConfig) -> dict[str,
             committed = time.perf_counter_ns()
             plans.append(planned - begin)
             commits.append(committed - launched)
-            wholes.append(planned - begin + committed - launched)
     finally:
         gc.enable()
-    return {
-        "decode_rows": rows,
-        "waiting": waiting,
-        "plan_us": round(median(plans) / 1e3, 2),
-        "commit_us": round(median(commits) / 1e3, 2),
-        "step_us": round(median(wholes) / 1e3, 2),
-        "runs": runs,
-    }
+    return plans, commits
 
 
 def _prefill(core: Core, runner: FakeRunner, rows: int) -> None:

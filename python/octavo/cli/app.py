@@ -33,6 +33,90 @@ TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest 
 SamplingSeed = Annotated[int | None, typer.Option("--sampling-seed", help="Makes the answer reproducible.")]
 System = Annotated[str | None, typer.Option("--system", help="The system message.")]
 
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME=]MODEL...",
+        help="`demo`, a folder, a .gguf file or a Hugging Face repository, each with a name in the API if need be, "
+        "such as chat@v1=FOLDER.",
+    ),
+]
+ConfigFile = Annotated[
+    str | None,
+    typer.Option("--config", help="TOML file of the server, its models and aliases; options go before it."),
+]
+Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")]
+ServedModelName = Annotated[
+    list[str] | None,
+    typer.Option("--served-model-name", help="Name in the API; several times for several names."),
+]
+ShutdownTimeout = Annotated[
+    float, typer.Option("--shutdown-timeout", min=0, help="Seconds that running answers get at the end.")
+]
+DrainDelay = Annotated[
+    float | None,
+    typer.Option(
+        "--drain-delay",
+        min=0,
+        help="Seconds after SIGTERM in which /readyz is 503 and requests are still taken; 5, on a terminal 0.",
+    ),
+]
+ApiProcesses = Annotated[
+    int,
+    typer.Option("--api-processes", min=1, max=64, help="Processes that answer HTTP; one engine serves them all."),
+]
+AdminPort = Annotated[
+    int | None,
+    typer.Option(
+        "--admin-port",
+        min=0,
+        max=65535,
+        help="Load, unload and swap models through a listener of its own, with the key of OCTAVO_ADMIN_KEY.",
+        rich_help_panel=MODELS,
+    ),
+]
+AdminHost = Annotated[str, typer.Option("--admin-host", help="Address of that listener.", rich_help_panel=MODELS)]
+LogFormat = Annotated[
+    str,
+    typer.Option(
+        "--log-format", help="json, console, or auto: console on a terminal, else json.", rich_help_panel=LOGS
+    ),
+]
+LogLevel = Annotated[
+    str, typer.Option("--log-level", help="critical, error, warning, info or debug.", rich_help_panel=LOGS)
+]
+UvicornLogLevel = Annotated[
+    str,
+    typer.Option(
+        "--uvicorn-log-level",
+        help="Of the HTTP library: critical, error, warning, info, debug or trace.",
+        rich_help_panel=LOGS,
+    ),
+]
+ApiKeyFile = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key-file",
+        help="File of API keys, `NAME KEY [OPTION=VALUE ...]` a line; a KEY is 8 to 512 visible ASCII characters. "
+        "Read again when it changes.",
+        rich_help_panel=SECURITY,
+    ),
+]
+ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key",
+        help="An API key of 8 to 512 visible ASCII characters; may be repeated. "
+        "Others on this machine can see it: prefer a file or OCTAVO_API_KEY.",
+        rich_help_panel=SECURITY,
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Answer other machines without API keys.", rich_help_panel=SECURITY),
+]
+
 _BENCH_HELP = (
     "The workload: offline, latency, prefill, shared, short, start, step, serve, memory, W1, W2, W3 or W4; "
     "`octavo bench list` says what each measures."
@@ -80,91 +164,22 @@ def serve(
     context: typer.Context,
     config: EngineConfig,
     settings: ServerSettings,
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME=]MODEL...",
-            help="`demo`, a folder, a .gguf file or a Hugging Face repository, each with a name in the API if need be, "
-            "such as chat@v1=FOLDER.",
-        ),
-    ] = None,
-    config_file: Annotated[
-        str | None,
-        typer.Option("--config", help="TOML file of the server, its models and aliases; options go before it."),
-    ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8000,
-    served_model_name: Annotated[
-        list[str] | None,
-        typer.Option("--served-model-name", help="Name in the API; several times for several names."),
-    ] = None,
-    shutdown_timeout: Annotated[
-        float, typer.Option("--shutdown-timeout", min=0, help="Seconds that running answers get at the end.")
-    ] = 30.0,
-    drain_delay: Annotated[
-        float | None,
-        typer.Option(
-            "--drain-delay",
-            min=0,
-            help="Seconds after SIGTERM in which /readyz is 503 and requests are still taken; 5, on a terminal 0.",
-        ),
-    ] = None,
-    api_processes: Annotated[
-        int,
-        typer.Option("--api-processes", min=1, max=64, help="Processes that answer HTTP; one engine serves them all."),
-    ] = 1,
-    admin_port: Annotated[
-        int | None,
-        typer.Option(
-            "--admin-port",
-            min=0,
-            max=65535,
-            help="Load, unload and swap models through a listener of its own, with the key of OCTAVO_ADMIN_KEY.",
-            rich_help_panel=MODELS,
-        ),
-    ] = None,
-    admin_host: Annotated[
-        str, typer.Option("--admin-host", help="Address of that listener.", rich_help_panel=MODELS)
-    ] = "127.0.0.1",
-    log_format: Annotated[
-        str,
-        typer.Option(
-            "--log-format", help="json, console, or auto: console on a terminal, else json.", rich_help_panel=LOGS
-        ),
-    ] = "auto",
-    log_level: Annotated[
-        str, typer.Option("--log-level", help="critical, error, warning, info or debug.", rich_help_panel=LOGS)
-    ] = "info",
-    uvicorn_log_level: Annotated[
-        str,
-        typer.Option(
-            "--uvicorn-log-level",
-            help="Of the HTTP library: critical, error, warning, info, debug or trace.",
-            rich_help_panel=LOGS,
-        ),
-    ] = "warning",
-    api_key_file: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key-file",
-            help="File of API keys, `NAME KEY [OPTION=VALUE ...]` a line; a KEY is 8 to 512 visible ASCII characters. "
-            "Read again when it changes.",
-            rich_help_panel=SECURITY,
-        ),
-    ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--api-key",
-            help="An API key of 8 to 512 visible ASCII characters; may be repeated. "
-            "Others on this machine can see it: prefer a file or OCTAVO_API_KEY.",
-            rich_help_panel=SECURITY,
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="Answer other machines without API keys.", rich_help_panel=SECURITY),
-    ] = False,
+    models: Models = None,
+    config_file: ConfigFile = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    served_model_name: ServedModelName = None,
+    shutdown_timeout: ShutdownTimeout = 30.0,
+    drain_delay: DrainDelay = None,
+    api_processes: ApiProcesses = 1,
+    admin_port: AdminPort = None,
+    admin_host: AdminHost = "127.0.0.1",
+    log_format: LogFormat = "auto",
+    log_level: LogLevel = "info",
+    uvicorn_log_level: UvicornLogLevel = "warning",
+    api_key_file: ApiKeyFile = None,
+    api_key: ApiKey = None,
+    insecure: Insecure = False,
 ) -> None:
     """Serve models over the OpenAI API."""
     from octavo.cli.serve import serve_command

@@ -29,11 +29,13 @@ from octavo.server.transport.listen import bind, bind_shared
 from octavo.server.transport.tls import tls_context
 
 if TYPE_CHECKING:
+    from octavo.cli.api_processes import ApiProcesses
     from octavo.engine.supervisor import SupervisedEngine
     from octavo.server.access.api_keys import KeyRing
     from octavo.server.admin.routes import AdminKeys
     from octavo.server.models.model_handle import ModelHandle
     from octavo.server.settings import ServerSettings
+    from octavo.server.state import ServerState
 
 __all__ = ["serve_command"]
 
@@ -173,9 +175,7 @@ async def _serve(
     options, settings = plan.options, plan.settings
     admin_url = None if admin is None else _url(admin[0], settings)
     announcer = Announcer(_url(listener, settings), admin_url, options.shutdown_timeout, needs_key=keys.required)
-    early: list[signal.Signals] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, early.append, number)
+    early = _early_signals()
     announcer.starting([model.id for model in plan.models], api_processes=options.api_processes)
     with ExitStack() as shown:
         first = next((model.config for model in plan.models if model.autostart), None)
@@ -188,9 +188,7 @@ async def _serve(
         starter = _Starter(first, show)
         # The engine's process starts now, and loads while this one imports the server.
         await asyncio.sleep(0)
-        from octavo.cli.api_processes import ApiProcesses
         from octavo.server.admin.routes import create_admin_app
-        from octavo.server.apis.metrics import exposition
         from octavo.server.config_file import populate
         from octavo.server.lifecycle import Events, serve
         from octavo.server.state import ServerState
@@ -202,15 +200,8 @@ async def _serve(
             watchdog = asyncio.ensure_future(
                 keep_watchdog(lambda: not any(entry.lost() for entry in state.registry.entries))
             )
-
-            delay = options.drain_delay
-            if delay is None:
-                delay = 0.0 if sys.stderr.isatty() else _DRAIN_DELAY_S
-            processes = None
-            if others:
-                own_metrics = functools.partial(exposition, state)
-                processes = ApiProcesses(plan, environment_key, delay, others, state, own_metrics)
-                state.siblings = processes
+            delay = _drain_delay(options)
+            processes = _api_processes(plan, environment_key, delay, others, state)
 
             def announce(models: list[ModelHandle]) -> None:
                 shown.close()
@@ -236,6 +227,33 @@ async def _serve(
             if watchdog is not None:
                 watchdog.cancel()
             await starter.close()
+
+
+def _early_signals() -> list[signal.Signals]:
+    """Signals that arrive before the server handles them."""
+    early: list[signal.Signals] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, early.append, number)
+    return early
+
+
+def _drain_delay(options: ServeOptions) -> float:
+    if options.drain_delay is not None:
+        return options.drain_delay
+    return 0.0 if sys.stderr.isatty() else _DRAIN_DELAY_S
+
+
+def _api_processes(
+    plan: ServePlan, environment_key: str | None, delay: float, listeners: list[socket.socket], state: ServerState
+) -> ApiProcesses | None:
+    """The other processes that answer HTTP, one a listener; None without any."""
+    if not listeners:
+        return None
+    from octavo.cli.api_processes import ApiProcesses
+    from octavo.server.apis.metrics import exposition
+
+    state.siblings = ApiProcesses(plan, environment_key, delay, listeners, state, functools.partial(exposition, state))
+    return state.siblings
 
 
 def _url(listener: socket.socket, settings: ServerSettings) -> str:

@@ -1,4 +1,4 @@
-"""The engine for asyncio programs: the model runs in a worker process, its answers arrive as streams."""
+"""The engine for asyncio programs: the model runs in a worker process, and its output arrives as streams."""
 
 from __future__ import annotations
 
@@ -14,24 +14,13 @@ import msgspec
 
 from octavo.config import EngineConfig
 from octavo.engine.client import EngineClient
-from octavo.engine.collect import RequestState, Sink, apply
+from octavo.engine.collect import Sink
 from octavo.engine.engine_state import EngineState
+from octavo.engine.open_requests import OpenRequest, OpenRequests
 from octavo.engine.outputs import OutputDelta, RequestOutput
 from octavo.engine.process import WORKER_COMMAND
-from octavo.engine.protocol import (
-    Abort,
-    Fatal,
-    Load,
-    LoadFailed,
-    Progress,
-    Ready,
-    Rejected,
-    Request,
-    Stats,
-    StatsQuery,
-    StepOutputs,
-)
-from octavo.engine.requests import RequestMaker, submissions
+from octavo.engine.protocol import Fatal, Load, LoadFailed, Progress, Ready, Rejected, Stats, StatsQuery, StepOutputs
+from octavo.engine.requests import RequestMaker
 from octavo.errors import EngineDead, InvalidRequest
 from octavo.runner.interface import ModelInfo
 from octavo.sampling_params import SamplingParams
@@ -46,40 +35,17 @@ _T = TypeVar("_T")
 _MAX_TEXT_THREADS = 4
 
 
-class _Stream(RequestState):
-    """A request and whoever waits for it.
-
-    Attributes:
-        ready: set when there is something to take, or (with `whole`) when all is there.
-        whole: the consumer wants the request as a whole, so wake it once.
-    """
-
-    def __init__(
-        self, name: str, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams, whole: bool
-    ) -> None:
-        super().__init__(name, prompt, prompt_token_ids, params)
-        self.ready = asyncio.Event()
-        self.whole = whole
-
-    def fail(self, error: Exception) -> None:
-        """Raise an error in the consumer."""
-        self.error = error
-        self.ready.set()
-
-
 class AsyncEngine:
     """One model in a worker process, for one event loop.
 
-    How much is under way is bounded from both ends. A request is queued only while the worker keeps up with reading;
-    callers wait meanwhile. Should this process stop reading (its event loop is blocked), the worker buffers a few
-    megabytes of outputs, then takes no step until they are read. How many requests may wait in the worker's queue is
-    the caller's to decide: each costs its prompt's tokens.
+    Callers wait while the worker does not keep up with reading requests. If this process stops reading, the worker
+    buffers a few megabytes of outputs and then takes no step. The caller limits how many requests wait in the worker.
 
     Attributes:
         config: as given.
         model: what was loaded.
         tokenizer: the model's tokenizer and chat template; None for a model that has none.
-        constrains_output: it holds answers to `SamplingParams.structured_outputs`.
+        constrains_output: `SamplingParams.structured_outputs` is supported.
     """
 
     constrains_output = True
@@ -101,11 +67,7 @@ class AsyncEngine:
         self._progress: Callable[[str, int, int], None] | None = None
         self._recommended: Mapping[str, float] = {}
         self._threads = ThreadPoolExecutor(min(_MAX_TEXT_THREADS, os.cpu_count() or 1), "octavo-text")
-        self._streams: dict[int, _Stream] = {}
-        self._ids: dict[str, int] = {}
-        self._last_id = 0
-        self._outbox: list[Request] = []
-        self._aborts: list[int] = []
+        self._open_requests = OpenRequests(lambda message: self._client.send(message))
         self._queries: dict[int, asyncio.Future[dict[str, int | float]]] = {}
         self._fatal: str | None = None
         self._reason: str | None = None
@@ -124,13 +86,13 @@ class AsyncEngine:
         """Start the worker process and wait until the model is ready.
 
         Args:
-            config: the model and the engine's settings; a model's name alone stands for the usual ones.
-            progress: called in the event loop with (stage, done, total) as the model is fetched and loaded; total is 0
-                where it is not known.
-            worker_command: runs another worker program, which brings a model of its own and no tokenizer (tests).
+            config: the settings; a model's name alone means the defaults.
+            progress: called in the event loop with (stage, done, total) while the model is fetched and loaded; total is
+                0 if unknown.
+            worker_command: runs another worker program, with a model of its own and no tokenizer (tests).
 
         Raises:
-            ModelError, ConfigError: the worker's own refusal (`ModelNotFound`, `CorruptFile`, `NotEnoughMemory`...).
+            ModelError, ConfigError: from the worker (`ModelNotFound`, `CorruptFile`, `NotEnoughMemory`...).
             EngineDead: the worker process ended before it was ready.
         """
         self = cls(EngineConfig(model=config) if isinstance(config, str) else config)
@@ -143,11 +105,7 @@ class AsyncEngine:
         progress: Callable[[str, int, int], None] | None = None,
         worker_command: Sequence[str] | None = None,
     ) -> None:
-        """What `start` does beside construction; `state()` says meanwhile how far it is. Once.
-
-        Raises:
-            ModelError, ConfigError, EngineDead: as `start`.
-        """
+        """Do what `start` does, on an engine that was constructed. Call it once; `state()` shows the progress."""
         self._progress = progress
         self._command = worker_command
         try:
@@ -179,12 +137,12 @@ class AsyncEngine:
         self._recommended = source.sampling_defaults
         if source.kind == "fake":
             self._name = source.name
-        # A restart takes the same files, whatever the name stands for by then.
+        # A restart uses the same files, even if the name means others by then.
         self._settings = msgspec.structs.replace(self.config, model=str(source.path))
         return source
 
     async def _load(self) -> None:
-        """Find the model, tell the worker, and build the tokenizer while it loads."""
+        """Find the model, and build the tokenizer while the worker loads it."""
         source = await self._find()
         self._client.send(Load(self._settings))
         await self._read_tokenizer(source)
@@ -224,8 +182,6 @@ class AsyncEngine:
     async def _in_thread(self, function: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
-    # -------------------------------------------------------- requests
-
     async def stream(
         self,
         prompt: str | Sequence[int],
@@ -236,30 +192,26 @@ class AsyncEngine:
         sink: Sink | None = None,
         whole: bool = False,
     ) -> AsyncIterator[OutputDelta]:
-        """Answer a prompt, piece by piece.
+        """Generate, and yield the output as it arrives.
 
-        The request is submitted when the iterator is first advanced, so a refusal is raised by the first
-        `__anext__`. Closing the iterator, or cancelling the task that awaits it, aborts the request: its blocks are
-        free within a step. Every answer's last delta carries its `finish_reason`; the iterator ends after the last
-        answer's.
-
-        A consumer may be as slow as it likes: what arrives meanwhile is merged into one delta an answer, so memory is
-        bounded by the answers themselves and no other stream waits.
+        The first `__anext__` submits the request. Closing the iterator, or cancelling the task that awaits it, aborts
+        the request within a step. The last delta of each completion has its `finish_reason`. Output that arrives while
+        the consumer is busy is merged into one delta a completion, so a slow consumer delays no other stream.
 
         Args:
             prompt: text, or token ids.
-            params: how to sample; when None, 16 tokens by the model's recommended sampling.
-            request_id: for `abort`; made up when None.
-            add_special_tokens: let the tokenizer add its start token to a text (a rendered chat template has its own).
-            sink: once an answer has begun and while the iterator is waited for, tokens go here at once, in order, and
-                wake nobody. What it refuses, and every answer's last token, the iterator yields. It sees text alone,
-                so it is of no use with log probabilities.
-            whole: yield the beginning at once and all the rest at the end, as few pieces.
+            params: sampling parameters; when None, 16 tokens by the model's recommended sampling.
+            request_id: for `abort`; generated when None.
+            add_special_tokens: let the tokenizer add its start token to a text; a rendered chat template has its own.
+            sink: takes text as soon as it arrives, without waking a task, while the iterator is awaited and once a
+                completion has begun. The iterator yields what the sink refuses, and each last token. It cannot be used
+                with log probabilities.
+            whole: yield the beginning and, at the end, the rest.
 
         Raises:
-            InvalidRequest: empty prompt, an id outside the vocabulary, a request id in use.
-            ContextLengthExceeded, CapacityExceeded: can never fit.
-            EngineDead: the worker process ended; the answer is lost.
+            InvalidRequest: empty prompt, a token id outside the vocabulary, a request id in use.
+            ContextLengthExceeded, CapacityExceeded: the request can never fit.
+            EngineDead: the worker process ended; the output is lost.
         """
         stream = await self._open(prompt, params, request_id, add_special_tokens, whole=False)
         try:
@@ -277,7 +229,7 @@ class AsyncEngine:
                     return
                 stream.sink, stream.whole = sink, whole
         finally:
-            self._leave(stream)
+            self._open_requests.leave(stream)
 
     async def generate(
         self,
@@ -287,12 +239,12 @@ class AsyncEngine:
         request_id: str | None = None,
         add_special_tokens: bool = True,
     ) -> RequestOutput:
-        """Answer a prompt, whole; arguments and errors as for `stream`. Cancelling the task aborts the request."""
+        """Generate, and return the whole output; see `stream`. Cancelling the task aborts the request."""
         stream = await self._open(prompt, params, request_id, add_special_tokens, whole=True)
         try:
             await stream.ready.wait()
         finally:
-            self._leave(stream)
+            self._open_requests.leave(stream)
         if stream.error is not None:
             raise stream.error
         return stream.output()
@@ -300,13 +252,12 @@ class AsyncEngine:
     async def chat(
         self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None, **template_arguments: Any
     ) -> RequestOutput:
-        """Answer a conversation, through the model's chat template.
+        """Generate a reply to a conversation, rendered with the model's chat template.
 
         Args:
             messages: OpenAI's `{"role": ..., "content": ...}`.
-            params: how to sample; up to the context's end when None.
-            template_arguments: passed to the template. With `continue_final_message=True` the model continues the
-                last message.
+            params: sampling parameters; when None, up to the end of the context.
+            template_arguments: for the template; `continue_final_message=True` continues the last message.
         """
         tokenizer = self._tokenizer()
         prompt = await self._in_thread(lambda: tokenizer.apply_chat_template(messages, **template_arguments))
@@ -321,33 +272,28 @@ class AsyncEngine:
         return await self._in_thread(lambda: tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
 
     def abort(self, request_id: str) -> bool:
-        """End a request early; its stream gives one last delta an answer with `finish_reason` "abort".
+        """End a request; its stream yields one last delta a completion, with `finish_reason` "abort".
 
         Returns:
-            False when no such request runs.
+            False if no such request runs.
         """
-        number = self._ids.get(request_id)
-        if number is None:
+        stream = self._open_requests.find(request_id)
+        if stream is None:
             return False
-        stream = self._streams[number]
-        self._leave(stream)
+        self._open_requests.leave(stream)
         stream.finish_early("abort")
         stream.ready.set()
         return True
 
     async def stats(self) -> dict[str, int | float]:
-        """The core's gauges and counters, by name, with the engine's own.
-
-        Raises:
-            EngineDead: the worker process ended.
-        """
+        """Gauges and counters of the core and the engine, by name. Raises EngineDead once the worker has ended."""
         self.check_health()
-        self._last_id += 1
+        number = self._open_requests.new_number()
         query: asyncio.Future[dict[str, int | float]] = asyncio.get_running_loop().create_future()
-        self._queries[self._last_id] = query
-        self._client.send(StatsQuery(self._last_id))
+        self._queries[number] = query
+        self._client.send(StatsQuery(number))
         values = await query
-        return {**values, "open_requests": len(self._streams)}
+        return {**values, "open_requests": len(self._open_requests)}
 
     def check_health(self) -> None:
         """Raise EngineDead once the worker process has ended."""
@@ -368,7 +314,7 @@ class AsyncEngine:
         add_special_tokens: bool,
         *,
         whole: bool,
-    ) -> _Stream:
+    ) -> OpenRequest:
         """Check a request and queue it for the worker."""
         self.check_health()
         text = prompt if isinstance(prompt, str) else None
@@ -376,70 +322,29 @@ class AsyncEngine:
         params = self._requests.defaults() if params is None else params
         constraint = None
         if params.is_constrained:
-            # Words are tokenized and schemas written out.
+            # It tokenizes words and compiles schemas.
             constraint = await self._in_thread(functools.partial(self._requests.constraint, params))
         await self._client.drain()
         self.check_health()
-        number = self._last_id + 1
+        number = self._open_requests.next_number
         name = f"request-{number}" if request_id is None else request_id
-        if name in self._ids:
-            raise InvalidRequest(f"request_id: {name!r} is in use; choose another or leave it out", "request_id")
+        if self._open_requests.find(name) is not None:
+            raise InvalidRequest(f"request_id: {name!r} is in use; choose another or remove it", "request_id")
         request = self._requests.make(number, ids, params, constraint)
-        self._last_id = number
-        stream = _Stream(name, text, list(ids), params, whole)
-        self._streams[number] = stream
-        self._ids[name] = number
-        self._queue(self._outbox, request)
+        stream = OpenRequest(name, text, list(ids), params, whole)
+        self._open_requests.add(number, stream, request)
         return stream
-
-    def _leave(self, stream: _Stream) -> None:
-        """Forget a request, and abort it if it still runs."""
-        number = self._ids.get(stream.name)
-        if number is not None and self._streams.get(number) is stream:
-            self._forget(number, stream)
-            self._queue(self._aborts, number)
-
-    def _forget(self, number: int, stream: _Stream) -> None:
-        del self._streams[number]
-        del self._ids[stream.name]
-
-    def _queue(self, queue: list[_T], item: _T) -> None:
-        """Send with whatever else the event loop's round brings, as one message."""
-        if not self._outbox and not self._aborts:
-            asyncio.get_running_loop().call_soon(self._flush)
-        queue.append(item)
-
-    def _flush(self) -> None:
-        outbox, self._outbox = self._outbox, []
-        aborts, self._aborts = self._aborts, []
-        for message in submissions(outbox):
-            self._client.send(message)
-        if aborts:
-            self._client.send(Abort(aborts))
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise InvalidRequest(
-                "prompt: the model has no tokenizer; give token ids, or name a tokenizer in the settings",
-                "prompt",
-            )
+            raise InvalidRequest("prompt: the model has no tokenizer; give token ids, or set a tokenizer", "prompt")
         return self.tokenizer
-
-    # -------------------------------------------------------- from the worker
 
     def _receive(self, message: Any) -> None:
         if isinstance(message, StepOutputs):
-            for number, stream in apply(message, self._streams, push=not self._client.behind):
-                if stream.num_unfinished == 0:
-                    self._forget(number, stream)
-                    stream.ready.set()
-                elif not stream.whole:
-                    stream.ready.set()
+            self._open_requests.apply(message, push=not self._client.behind)
         elif isinstance(message, Rejected):
-            rejected = self._streams.get(message.request_id)
-            if rejected is not None:
-                self._forget(message.request_id, rejected)
-                rejected.fail(message.error.exception())
+            self._open_requests.reject(message)
         elif isinstance(message, Stats):
             query = self._queries.pop(message.query_id, None)
             if query is not None and not query.done():
@@ -454,25 +359,24 @@ class AsyncEngine:
             self._fatal = message.message
 
     def _settle(self, outcome: ModelInfo | Exception) -> None:
-        """End the wait for the model, once."""
+        """Resolve the wait for the model, once."""
         if self._loaded.done():
             return
         if isinstance(outcome, ModelInfo):
             self._loaded.set_result(outcome.known_as(self._name, self._recommended))
         else:
             self._loaded.set_exception(outcome)
-            # Perhaps nobody waits for it.
+            # Nobody may be waiting for it.
             self._loaded.exception()
 
     def _die(self, reason: str) -> None:
-        """The worker has ended."""
         self._bury(self._with_last_words(reason))
 
     def _with_last_words(self, reason: str) -> str:
         return reason if self._fatal is None else f"{reason}: {self._fatal}"
 
     def _bury(self, reason: str) -> None:
-        """Tell everyone who waits that there is no more to come; the first reason counts."""
+        """Fail everything that waits; the first reason counts."""
         if self._reason is not None:
             return
         self._reason = reason
@@ -482,12 +386,7 @@ class AsyncEngine:
 
     def _fail_all(self, error: Callable[[], EngineDead]) -> None:
         """End all that runs."""
-        streams, self._streams = self._streams, {}
-        self._ids.clear()
-        self._outbox.clear()
-        self._aborts.clear()
-        for stream in streams.values():
-            stream.fail(error())
+        self._open_requests.fail(error)
         queries, self._queries = self._queries, {}
         for query in queries.values():
             if not query.done():
@@ -498,5 +397,5 @@ class AsyncEngine:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Close."""
+        """Close the engine."""
         await self.close()
