@@ -234,7 +234,7 @@ def test_a_process_that_may_open_no_more_files_is_told_so_and_leaks_none(run: Ca
                 await engine.close()
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            # A worker's pulse goes with the engine.
+            # A worker's heartbeat goes with the engine.
             gc.collect()
             assert own.num_fds() <= before + 1
         assert "Too many open files" in outcomes[0]

@@ -25,7 +25,7 @@ def test_a_request_ends_within_a_step_of_its_consumer(fake_engine: Any, run: Cal
             def note(message: Any) -> None:
                 if isinstance(message, StepOutputs):
                     ids = np.frombuffer(message.request_ids, np.int64).tolist()
-                    events.append((engine._client.process.pulse.steps, ids))
+                    events.append((engine._client.process.heartbeat.steps, ids))
                 receive(message)
 
             engine._client._on_message = note
@@ -41,7 +41,7 @@ def test_a_request_ends_within_a_step_of_its_consumer(fake_engine: Any, run: Cal
             number = engine._open_requests._numbers["leaver"]
             # In the middle of a step.
             await asyncio.sleep(STEP_S / 3)
-            left_at = engine._client.process.pulse.steps
+            left_at = engine._client.process.heartbeat.steps
             if kind == "stream closed":
                 await stream.aclose()
             elif kind == "aborted by name":

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from octavo.engine.heartbeat import Phase, Pulse
+from octavo.engine.heartbeat import Heartbeat, Phase
 from octavo.engine.watchdog import ProcessLook, RestartPolicy, Watchdog, look_at
 
 POLICY = RestartPolicy(stall_s=4.0, step_limit_s=20.0, stopped_s=2.0)
@@ -125,18 +125,18 @@ def test_a_look_at_a_process_says_what_the_kernel_knows() -> None:
     assert look_at(child.pid) is None
 
 
-def test_another_process_reads_the_pulse() -> None:
-    pulse, descriptor = Pulse.create()
+def test_another_process_reads_the_heartbeat() -> None:
+    heartbeat, descriptor = Heartbeat.create()
     code = (
-        "import sys, time; from octavo.engine.heartbeat import Phase, Pulse\n"
-        "pulse = Pulse(int(sys.argv[1]))\n"
-        "pulse.enter(Phase.PLAN); time.sleep(0.05); pulse.enter(Phase.LAUNCH); pulse.count_step()"
+        "import sys, time; from octavo.engine.heartbeat import Phase, Heartbeat\n"
+        "heartbeat = Heartbeat(int(sys.argv[1]))\n"
+        "heartbeat.enter(Phase.PLAN); time.sleep(0.05); heartbeat.enter(Phase.LAUNCH); heartbeat.count_step()"
     )
     try:
         subprocess.run([sys.executable, "-c", code, str(descriptor)], pass_fds=(descriptor,), check=True, timeout=30)
     finally:
         os.close(descriptor)
-    assert (pulse.phase, pulse.steps) == (Phase.LAUNCH, 1)
-    assert 0.05 <= pulse.seconds(Phase.PLAN) < 5
-    pulse.close()
-    pulse.close()
+    assert (heartbeat.phase, heartbeat.steps) == (Phase.LAUNCH, 1)
+    assert 0.05 <= heartbeat.seconds(Phase.PLAN) < 5
+    heartbeat.close()
+    heartbeat.close()

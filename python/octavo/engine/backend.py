@@ -124,7 +124,7 @@ class LocalBackend:
 
     def submit(self, requests: Sequence[CheckedRequest]) -> None:
         """Queue all of them, or none."""
-        self._loop.pulse.resume()
+        self._loop.heartbeat.resume()
         now_us = time.monotonic_ns() // 1000
         compiled = self._loop.constraints.compile_all([request.constraint for request in requests])
         for count, (request, ready) in enumerate(zip(requests, compiled, strict=True)):

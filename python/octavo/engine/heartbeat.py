@@ -12,7 +12,7 @@ import mmap
 import os
 import time
 
-__all__ = ["Phase", "Pulse"]
+__all__ = ["Heartbeat", "Phase"]
 
 _PAGE_BYTES = 4096
 _PHASE, _STEPS, _TOTALS = 0, 1, 2
@@ -39,7 +39,7 @@ class Phase(enum.IntEnum):
         return self >= Phase.RECEIVE
 
 
-class Pulse:
+class Heartbeat:
     """Phase, steps and seconds a phase, as 64-bit numbers on a page.
 
     One process writes, any may read. A number is written whole, so a reader sees the old one or the new one.
@@ -55,12 +55,12 @@ class Pulse:
         self._since = time.perf_counter_ns()
 
     @staticmethod
-    def create() -> tuple[Pulse, int]:
+    def create() -> tuple[Heartbeat, int]:
         """A page to share, and the descriptor that a process which inherits it opens it by."""
-        descriptor = os.memfd_create("octavo-pulse")
+        descriptor = os.memfd_create("octavo-heartbeat")
         try:
             os.ftruncate(descriptor, _PAGE_BYTES)
-            return Pulse(descriptor), descriptor
+            return Heartbeat(descriptor), descriptor
         except BaseException:
             os.close(descriptor)
             raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.engine.constraints import Compiled, Failure, OutputConstraints
-from octavo.engine.heartbeat import Phase, Pulse
+from octavo.engine.heartbeat import Heartbeat, Phase
 from octavo.engine.protocol import Logprobs, StepOutputs
 from octavo.engine.requests import CheckedRequest, submit_checked
 from octavo.engine.step_sizes import StepSizes
@@ -33,7 +33,7 @@ class EngineLoop:
         constraints: what such samples are held to; None where there will be none.
 
     Attributes:
-        pulse: where the loop notes what it does.
+        heartbeat: where the loop notes what it does.
         constraints: as given.
     """
 
@@ -42,7 +42,7 @@ class EngineLoop:
     ) -> None:
         self.core = core
         self.runner = runner
-        self.pulse = Pulse()
+        self.heartbeat = Heartbeat()
         self.constraints = OutputConstraints(None, (), 1) if constraints is None else constraints
         self._sizes = StepSizes()
         self._depth = 1 if overlap else 0
@@ -101,13 +101,13 @@ class EngineLoop:
             outputs = self._commit()
         if outputs is not None:
             # What becomes of them is the caller's.
-            self.pulse.enter(Phase.SEND)
+            self.heartbeat.enter(Phase.SEND)
         return outputs
 
     def _launch(self) -> bool:
         """Plan and launch the next step, if there is one."""
-        pulse = self.pulse
-        pulse.enter(Phase.PLAN)
+        heartbeat = self.heartbeat
+        heartbeat.enter(Phase.PLAN)
         plan = self.core.plan()
         if plan is None:
             if not self._open and self.core.has_work():
@@ -116,7 +116,7 @@ class EngineLoop:
         planned_at = time.monotonic()
         self._sizes.add(plan.num_tokens)
         failures = self._fill_masks(plan) if plan.num_masks else []
-        pulse.enter(Phase.LAUNCH)
+        heartbeat.enter(Phase.LAUNCH)
         self._open.append((plan.step, self.runner.launch(plan), planned_at))
         # Only now: a launch may ask the core about all rows of its plan. What those that failed draw is dropped.
         self._fail(failures)
@@ -124,17 +124,17 @@ class EngineLoop:
 
     def _commit(self) -> StepOutputs:
         """Wait for the oldest open step and take its samples in."""
-        pulse = self.pulse
+        heartbeat = self.heartbeat
         step, handle, planned_at = self._open.popleft()
-        pulse.enter(Phase.WAIT)
+        heartbeat.enter(Phase.WAIT)
         result = handle.result()
-        pulse.enter(Phase.COMMIT)
+        heartbeat.enter(Phase.COMMIT)
         frame = self.core.commit(step)
         outputs = _outputs(frame, result, planned_at)
         if step == self._masked_step:
             self._masked_step = 0
             self._fail(self.constraints.advance(frame))
-        pulse.count_step()
+        heartbeat.count_step()
         return outputs
 
     def _fill_masks(self, plan: StepPlan) -> list[Failure]:
@@ -148,7 +148,7 @@ class EngineLoop:
 
     def stats(self) -> dict[str, int | float]:
         """The core's gauges and counters, the host's seconds by part of a step, and steps by their tokens."""
-        return {**self.core.stats(), **self.pulse.stats(), **self._sizes.stats()}
+        return {**self.core.stats(), **self.heartbeat.stats(), **self._sizes.stats()}
 
     def drain(self) -> None:
         """Commit what is in flight and drop its outputs, after every request was aborted."""

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from octavo.engine.heartbeat import Pulse
+from octavo.engine.heartbeat import Heartbeat
 from octavo.errors import EngineDead
 from octavo.log_relay import relayed
 
@@ -34,12 +34,12 @@ class WorkerProcess:
     nothing but wait for the worker.
 
     Args:
-        command: program and arguments; `--fd`, `--parent`, `--pulse` and `--invitations` are appended.
+        command: program and arguments; `--fd`, `--parent`, `--heartbeat` and `--invitations` are appended.
         on_exit: called in the waiting thread once the worker has ended.
 
     Attributes:
         socket: this process's end.
-        pulse: what the worker is doing.
+        heartbeat: what the worker is doing.
 
     Raises:
         EngineDead: the program cannot be started.
@@ -55,11 +55,11 @@ class WorkerProcess:
             try:
                 self.socket, own_socket = _pair(socket.SOCK_STREAM, ours, theirs)
                 self._invitations, invitations = _pair(socket.SOCK_SEQPACKET, ours, theirs)
-                self.pulse, pulse = Pulse.create()
+                self.heartbeat, heartbeat = Heartbeat.create()
             except OSError as error:
                 raise _cannot_start(error) from None
-            theirs.callback(os.close, pulse)
-            descriptors = {"--fd": own_socket.fileno(), "--pulse": pulse, "--invitations": invitations.fileno()}
+            theirs.callback(os.close, heartbeat)
+            descriptors = {"--fd": own_socket.fileno(), "--heartbeat": heartbeat, "--invitations": invitations.fileno()}
             thread = threading.Thread(
                 target=self._run, args=(list(command), descriptors), name="octavo-worker-watch", daemon=True
             )

@@ -14,7 +14,7 @@ from octavo.engine.protocol import Accepted, ErrorRecord, Rejected, Request, Sub
 from octavo.engine.requests import CheckedRequest, read_request
 from octavo.errors import InvalidRequest, OctavoError
 
-__all__ = ["Intake"]
+__all__ = ["RequestQueue"]
 
 
 class _Batch:
@@ -51,7 +51,7 @@ class _Pending:
         self.is_compiling = False
 
 
-class Intake:
+class RequestQueue:
     """Takes requests in. A client's requests keep their order, but one that waits for its constraint lets others pass.
 
     Args:

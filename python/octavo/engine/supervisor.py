@@ -286,8 +286,8 @@ class SupervisedEngine(AsyncEngine):
             verdict = watchdog.look(
                 time.monotonic(),
                 look_at(process.pid),
-                process.pulse.phase,
-                process.pulse.steps,
+                process.heartbeat.phase,
+                process.heartbeat.steps,
                 computes=self._serving and self.model.device == "cpu",
             )
             if verdict is not None:

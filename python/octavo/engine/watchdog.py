@@ -1,7 +1,7 @@
 """Whether a worker that lives still gets anywhere.
 
 Three things are believed, all of them kept by someone else than the part that may hang: what the kernel says of the
-process (stopped or not, how much it has computed), what the loop noted when it last went on (see `pulse`), and this
+process (stopped or not, how much it has computed), what the loop noted when it last went on (see `heartbeat`), and this
 process's own clock, but only as far as it ran itself.
 """
 

@@ -1,6 +1,6 @@
 """The engine worker: a process that owns the model and serves the process that started it over an inherited socket.
 
-    python -m octavo.engine.worker --fd N --parent PID [--pulse N] [--invitations N]
+    python -m octavo.engine.worker --fd N --parent PID [--heartbeat N] [--invitations N]
 
 More clients may be invited: their sockets come through one more inherited socket. The worker is single-threaded: drain
 the sockets, step, send. Idle, it sleeps in `poll`. It ends when its first client's end of the socket closes, and the
@@ -26,7 +26,7 @@ from octavo.config import EngineConfig
 from octavo.engine.clients import ID_MASK, Client, Clients
 from octavo.engine.connection import ClientGone, Connection
 from octavo.engine.gc_policy import set_aside
-from octavo.engine.heartbeat import Phase, Pulse
+from octavo.engine.heartbeat import Heartbeat, Phase
 from octavo.engine.loop import EngineLoop
 from octavo.engine.process import die_with
 from octavo.engine.protocol import (
@@ -43,7 +43,7 @@ from octavo.engine.protocol import (
     StatsQuery,
     Submit,
 )
-from octavo.engine.request_queue import Intake
+from octavo.engine.request_queue import RequestQueue
 from octavo.errors import OctavoError
 from octavo.log_format import configure_child
 from octavo.runner.interface import ModelInfo
@@ -73,7 +73,7 @@ class Worker:
     def __init__(self, clients: Clients, loop: EngineLoop, info: ModelInfo, wake: Callable[[], None]) -> None:
         self._clients = clients
         self._loop = loop
-        self._intake = Intake(clients, loop, wake)
+        self._requests = RequestQueue(clients, loop, wake)
         self._info = info
         self.stopping = False
 
@@ -85,21 +85,21 @@ class Worker:
             ProtocolError: it sent what is no message.
             Exception: a step failed; the engine is of no use any more.
         """
-        clients, loop, pulse = self._clients, self._loop, self._loop.pulse
+        clients, loop, heartbeat = self._clients, self._loop, self._loop.heartbeat
         while not self.stopping:
             held = clients.held
             self._say_goodbye()
             block = held or not loop.has_work()
             if block:
-                pulse.enter(Phase.HELD if held else Phase.IDLE)
+                heartbeat.enter(Phase.HELD if held else Phase.IDLE)
             else:
-                pulse.enter(Phase.RECEIVE)
+                heartbeat.enter(Phase.RECEIVE)
             messages = clients.exchange(block=block)
             if block and messages:
-                pulse.enter(Phase.RECEIVE)
+                heartbeat.enter(Phase.RECEIVE)
             for client, message in messages:
                 self._handle(client, message)
-            self._intake.take_compiled()
+            self._requests.take_compiled()
             self._greet()
             self._say_goodbye()
             if clients.held:
@@ -125,19 +125,19 @@ class Worker:
     def _say_goodbye(self) -> None:
         leavers = self._clients.leavers
         while leavers:
-            self._intake.leave(leavers.pop())
+            self._requests.leave(leavers.pop())
 
     def _handle(self, client: Client, message: Any) -> None:
         if client.gone:
             return
         try:
             if isinstance(message, Submit):
-                self._intake.submit(client, message)
+                self._requests.submit(client, message)
             elif isinstance(message, Abort):
-                self._intake.abort(client, message.request_ids)
+                self._requests.abort(client, message.request_ids)
             elif isinstance(message, StatsQuery):
                 values = self._loop.stats()
-                values["deferred"] += self._intake.num_answers
+                values["deferred"] += self._requests.num_answers
                 self._clients.send(client, Stats(message.query_id, values))
             else:
                 raise ProtocolError(f"{type(message).__name__} is not expected here")
@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None, *, load: LoadEngine | None = None) 
     parser = argparse.ArgumentParser(prog="octavo.engine.worker", description="Started by Octavo's own processes.")
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
     parser.add_argument("--parent", type=int, required=True, help="the process to die with")
-    parser.add_argument("--pulse", type=int, help="the inherited page to say on what is done")
+    parser.add_argument("--heartbeat", type=int, help="the inherited page to say on what is done")
     parser.add_argument("--invitations", type=int, help="the inherited socket that brings more clients")
     options = parser.parse_args(arguments)
     die_with(options.parent)
@@ -187,10 +187,10 @@ def main(arguments: list[str] | None = None, *, load: LoadEngine | None = None) 
     for end in (wake_read, wake_write):
         end.setblocking(False)
     connection = Connection(sock, wake_read.fileno())
-    pulse = Pulse(options.pulse)
+    heartbeat = Heartbeat(options.heartbeat)
     invitations = None if options.invitations is None else socket.socket(fileno=options.invitations)
     try:
-        return _serve(connection, wake_read.fileno(), wake_write.fileno(), load, pulse, invitations)
+        return _serve(connection, wake_read.fileno(), wake_write.fileno(), load, heartbeat, invitations)
     except ClientGone:
         return 0
     except Exception as error:
@@ -210,7 +210,7 @@ def _serve(
     wake_read: int,
     wake_write: int,
     load: LoadEngine | None,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     invitations: socket.socket | None,
 ) -> int:
     build = load
@@ -221,7 +221,7 @@ def _serve(
 
         build = build_engine
     config = _await_config(connection)
-    pulse.enter(Phase.LOADING)
+    heartbeat.enter(Phase.LOADING)
     try:
         loop, info, _ = build(config, _ProgressSender(connection))
     except OctavoError as error:
@@ -229,7 +229,7 @@ def _serve(
         connection.flush(_LAST_WORDS_S)
         return 2
     set_aside()
-    loop.pulse = pulse
+    loop.heartbeat = heartbeat
 
     def wake() -> None:
         # Full, it wakes as well.

@@ -19,7 +19,7 @@ from octavo.runner.kernel_warmup import KernelCompiler
 def run(case: str, caches: Path) -> tuple[dict[str, Any], str]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(caches)
-    program = Path(__file__).with_name("warm_process.py")
+    program = Path(__file__).with_name("kernel_warmup_process.py")
     done = subprocess.run(
         [sys.executable, str(program), case], env=environment, capture_output=True, text=True, timeout=120, check=False
     )

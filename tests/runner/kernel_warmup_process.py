@@ -1,4 +1,4 @@
-"""What test_warm.py runs in a process of its own, where Triton compiles: prints a JSON object."""
+"""What test_kernel_warmup.py runs in a process of its own, where Triton compiles: prints a JSON object."""
 
 from __future__ import annotations
 
