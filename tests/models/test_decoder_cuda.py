@@ -15,7 +15,7 @@ from tiny_models import TinyModel, random_tokens
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered in reduce:RuntimeWarning")
 
 
-@pytest.mark.parametrize("case", ["qwen3", "mistral-window", "gemma2", "gemma3"])
+@pytest.mark.parametrize("case", ["qwen3", "mistral-window", "gemma2", "gemma3-three-layers"])
 def test_chunks_decodes_and_prefix_hits_equal_transformers(
     case: str, device: torch.device, tiny_model: Callable[[str], TinyModel]
 ) -> None:

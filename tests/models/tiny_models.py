@@ -93,6 +93,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    # Kernels under the interpreter take their time by the layer.
+    "gemma3-three-layers": (
+        "Gemma3TextConfig",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 64,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
     "gemma3-wide-heads": (
         "Gemma3TextConfig",
         {
