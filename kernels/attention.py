@@ -54,7 +54,6 @@ class AttentionShape:
         block_size: positions of a cache block, a multiple of 16.
         scale: factor of the scores, above 0.
         softcap: scores become softcap * tanh(score / softcap); 0 for none.
-        alibi: slope * (key's position - query's) is added to the scores.
         kv_fp8: the cache is float8_e4m3fn.
     """
 
@@ -64,7 +63,6 @@ class AttentionShape:
     block_size: int
     scale: float
     softcap: float = 0.0
-    alibi: bool = False
     kv_fp8: bool = False
 
     def __post_init__(self) -> None:
@@ -161,35 +159,31 @@ def _decode_e4m3(code, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def log2_factor(scale, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
+def log2_factor(scale, SOFTCAP: tl.constexpr):
     """What `score_tile`'s scores are to be multiplied with to be logarithms to base 2."""
-    return scale * 0.0 + 1.4426950408889634 if SOFTCAP > 0 or ALIBI else scale * 1.4426950408889634
+    return scale * 0.0 + 1.4426950408889634 if SOFTCAP > 0 else scale * 1.4426950408889634
 
 
 @triton.jit
-def score_tile(q0, q1, k0, k1, distance, slopes, scale, D1: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
+def score_tile(q0, q1, k0, k1, scale, D1: tl.constexpr, SOFTCAP: tl.constexpr):
     """Scores [M, TILE] of queries q0 [M, D0], q1 [M, D1] and keys k0 [TILE, D0], k1 [TILE, D1].
 
-    The second parts count where D1 is not 0. `scale` is left to `log2_factor` where softcap and ALiBi do not need it.
+    The second parts count where D1 is not 0. `scale` is left to `log2_factor` where there is no softcap.
     """
     s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
     if D1 > 0:
         s = tl.dot(q1, tl.trans(k1), s, input_precision="ieee")
-    s = cap_scores(s, scale, SOFTCAP, ALIBI)
-    if ALIBI:
-        s = tl.fma(slopes[:, None], distance.to(tl.float32), s)
-    return s
+    return cap_scores(s, scale, SOFTCAP)
 
 
 @triton.jit
-def cap_scores(s, scale, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
+def cap_scores(s, scale, SOFTCAP: tl.constexpr):
     """Products s of queries and keys, scaled where `log2_factor` leaves the scale out, and capped.
 
     tanh(x) is 1 - 2 / (exp(2x) + 1), which neither overflows nor turns into NaN.
     """
-    if SOFTCAP > 0 or ALIBI:
-        s = s * scale
     if SOFTCAP > 0:
+        s = s * scale
         s = SOFTCAP * (1.0 - 2.0 / (tl.exp2(s * (2.0 * 1.4426950408889634 / SOFTCAP)) + 1.0))
     return s
 

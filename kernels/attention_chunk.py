@@ -38,7 +38,6 @@ def chunk_constants(shape: AttentionShape, num_stages: int, pieces: int = 1) -> 
         "CHUNK": CHUNK,
         "PIECES": pieces,
         "SOFTCAP": shape.softcap,
-        "ALIBI": shape.alibi,
         "STAGES": num_stages,
     }
 
@@ -52,8 +51,6 @@ def attend_chunk(
     kv_head,
     start,
     end,
-    query,
-    slopes,
     scale,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -64,14 +61,12 @@ def attend_chunk(
     CHUNK: tl.constexpr,
     PIECES: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Online softmax of queries q0, q1 [ROWS, ...] over positions start <= p < end of one chunk, all of which they see.
 
     blocks: of `load_chunk_blocks`.
-    query: position of each row's query, int32 [ROWS], for ALiBi.
     """
     BLOCK: tl.constexpr = 2 * KV_HEADS * BLOCK_SIZE * HEAD_DIM
     values = cache + KV_HEADS * BLOCK_SIZE * HEAD_DIM
@@ -82,7 +77,7 @@ def attend_chunk(
     # Whether a tile's products are one chain of its keys or two after each other is the same to the last bit.
     PIECE: tl.constexpr = TILE // PIECES
     base = start // CHUNK * CHUNK
-    factor = log2_factor(scale, SOFTCAP, ALIBI)
+    factor = log2_factor(scale, SOFTCAP)
     for tile in tl.range((start - base) // TILE, (end - base + TILE - 1) // TILE, num_stages=STAGES):
         s, v0, v1 = _score_piece(
             q0,
@@ -95,8 +90,6 @@ def attend_chunk(
             kv_head,
             start,
             end,
-            query,
-            slopes,
             scale,
             BLOCK,
             HEAD_DIM,
@@ -106,7 +99,6 @@ def attend_chunk(
             CHUNK,
             PIECE,
             SOFTCAP,
-            ALIBI,
         )
         if PIECES == 1:
             p, alpha, m = weigh_tile(s, m, factor, q0.dtype)
@@ -123,8 +115,6 @@ def attend_chunk(
                 kv_head,
                 start,
                 end,
-                query,
-                slopes,
                 scale,
                 BLOCK,
                 HEAD_DIM,
@@ -134,7 +124,6 @@ def attend_chunk(
                 CHUNK,
                 PIECE,
                 SOFTCAP,
-                ALIBI,
             )
             m, finite, alpha = raise_maximum(m, tl.maximum(tl.max(s, 1), tl.max(s_next, 1)) * factor)
             p = weights(s, factor, finite, q0.dtype)
@@ -186,8 +175,6 @@ def _score_piece(
     kv_head,
     start,
     end,
-    query,
-    slopes,
     scale,
     BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -197,7 +184,6 @@ def _score_piece(
     CHUNK: tl.constexpr,
     PIECE: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr,
 ):
     """Scores [ROWS, PIECE] of a piece of the chunk, -inf outside start .. end, and its values' parts."""
     positions = base + piece * PIECE + tl.arange(0, PIECE)
@@ -213,7 +199,7 @@ def _score_piece(
     if D1 > 0:
         k1 = load_dims(cache, place, seen, q0.dtype, D0, D1, HEAD_DIM)
         v1 = load_dims(values, place, seen, q0.dtype, D0, D1, HEAD_DIM)
-    s = score_tile(q0, q1, k0, k1, positions[None, :] - query[:, None], slopes, scale, D1, SOFTCAP, ALIBI)
+    s = score_tile(q0, q1, k0, k1, scale, D1, SOFTCAP)
     return tl.where(seen[None, :], s, float("-inf")), v0, v1
 
 

@@ -50,7 +50,6 @@ def decode_attention(
     *,
     tokens: int,
     grouped: bool,
-    alibi_slopes: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     config: DecodeConfig | None = None,
@@ -67,20 +66,18 @@ def decode_attention(
         shape: of the layer.
         tokens: the most rows there may be; chooses the launch.
         grouped: whether `plan_attention` used groups.
-        alibi_slopes: float32 [num_heads] where shape.alibi.
         k_scale: what cached keys are to be multiplied with.
         v_scale: the same of values.
         config: another launch than the table's.
         group_config: the same of the shared-prefix kernel.
     """
     cache = kv_cache.view(torch.uint8) if shape.kv_fp8 and work.capability < 89 else kv_cache
-    slopes = alibi_slopes if alibi_slopes is not None else work.stats
     scale = shape.scale * k_scale
     if grouped and work.members:
-        launch_group(qkv, cache, block_tables, work, shape, slopes, scale, group_config)
+        launch_group(qkv, cache, block_tables, work, shape, scale, group_config)
     config = config or decode_launch(work, tokens)
     if not _launch_hopper(qkv, out, cache, block_tables, work, shape, scale, v_scale, config, tokens):
-        _launch_decode(qkv, out, cache, block_tables, work, shape, slopes, scale, v_scale, config, tokens)
+        _launch_decode(qkv, out, cache, block_tables, work, shape, scale, v_scale, config, tokens)
     launch_merge(out, work, shape, v_scale, tokens=tokens, grouped=grouped)
 
 
@@ -137,7 +134,6 @@ def _launch_decode(
     block_tables: Tensor,
     work: AttentionWork,
     shape: AttentionShape,
-    slopes: Tensor,
     scale: float,
     v_scale: float,
     config: DecodeConfig,
@@ -157,7 +153,6 @@ def _launch_decode(
         work.turns,
         work.values,
         work.stats,
-        slopes,
         scale,
         v_scale,
         **_decode_constants(shape, config, tokens),
@@ -181,8 +176,7 @@ def _load_item(items, place, there):
     start = tl.load(item + 2, mask=there, other=0)
     end = tl.load(item + 3, mask=there, other=0)
     partial = tl.load(item + 4, mask=there, other=0)
-    query = tl.load(item + 5, mask=there, other=0)
-    return row, slot, start, end, partial, query
+    return row, slot, start, end, partial
 
 
 @triton.jit(do_not_specialize=["table_stride", "capacity"])
@@ -198,7 +192,6 @@ def _decode_kernel(
     turns,
     values,
     stats,
-    alibi,
     scale,
     v_scale,
     HEADS: tl.constexpr,
@@ -211,7 +204,6 @@ def _decode_kernel(
     CHUNK: tl.constexpr,
     PIECES: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     LONG: tl.constexpr,
@@ -229,7 +221,7 @@ def _decode_kernel(
     programs = tl.num_programs(0)
     count = tl.load(totals) * PER_ITEM
     # Items are looked up one ahead, the first before it is known how many there are.
-    row, slot, start, end, partial, query = _load_item(items, index // PER_ITEM, index // PER_ITEM < capacity)
+    row, slot, start, end, partial = _load_item(items, index // PER_ITEM, index // PER_ITEM < capacity)
     while index < count:
         table = tables + slot.to(tl.int64) * table_stride
         blocks = load_chunk_blocks(table, start, end, BLOCK_SIZE, TILE, CHUNK, PIECES)
@@ -242,7 +234,6 @@ def _decode_kernel(
         head = kv_head * GROUP + inside
         q_offsets = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM
         q0, q1 = load_queries(qkv, q_offsets, rows, D0, D1, HEAD_DIM)
-        slopes = tl.load(alibi + head, mask=rows, other=0.0) if ALIBI else lane.to(tl.float32)
         m, total, acc0, acc1 = attend_chunk(
             q0,
             q1,
@@ -251,8 +242,6 @@ def _decode_kernel(
             kv_head,
             start,
             end,
-            query + lane * 0,
-            slopes,
             scale,
             KV_HEADS,
             HEAD_DIM,
@@ -263,7 +252,6 @@ def _decode_kernel(
             CHUNK,
             PIECES,
             SOFTCAP,
-            ALIBI,
             ROWS,
             STAGES,
         )
@@ -280,7 +268,7 @@ def _decode_kernel(
             store_dims(values, place * HEAD_DIM, rows, acc0, 0, D0, HEAD_DIM)
             if D1 > 0:
                 store_dims(values, place * HEAD_DIM, rows, acc1, D0, D1, HEAD_DIM)
-        row, slot, start, end, partial, query = ahead
+        row, slot, start, end, partial = ahead
         index = following
     await_previous(PDL)
     if TURNS:
@@ -297,7 +285,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     shapes = [
         AttentionShape(16, 8, 128, 16, 0.1),
         AttentionShape(28, 4, 128, 16, 0.1, kv_fp8=True),
-        AttentionShape(32, 32, 80, 32, 0.1, alibi=True),
+        AttentionShape(32, 32, 80, 32, 0.1),
         AttentionShape(16, 1, 192, 16, 0.1),
         AttentionShape(16, 8, 256, 16, 0.1, softcap=50.0),
     ]
@@ -306,7 +294,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
         for tokens in (1, 16, 32, 256):
             config = decode_config(capability, shape, tokens)
             types = dict.fromkeys(["tables", "items", "totals", "turns"], "*i32")
-            types |= dict.fromkeys(["values", "stats", "alibi"], "*fp32")
+            types |= dict.fromkeys(["values", "stats"], "*fp32")
             types |= dict.fromkeys(["qkv", "out", "cache"], "*bf16")
             types |= {"table_stride": "i32", "capacity": "i32", "scale": "fp32", "v_scale": "fp32"}
             if shape.kv_fp8:

@@ -45,7 +45,7 @@ _COPY_REGISTERS = gl.constexpr(48)
 
 def hopper_serves(capability: int, dtype: torch.dtype, shape: AttentionShape) -> bool:
     """Whether `decode_on_hopper` can take the place of the portable kernel, with the same bits."""
-    plain = not shape.alibi and not shape.kv_fp8
+    plain = not shape.kv_fp8
     fits = shape.head_dim in (64, 128, 256) and shape.tile % shape.block_size == 0 and shape.group <= DECODE_ROWS
     return capability == 90 and dtype in (torch.bfloat16, torch.float16) and plain and fits
 
@@ -344,7 +344,7 @@ def _attend(
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
     FOLLOWING: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     dtype: gl.constexpr = qkv.dtype.element_ty
-    factor = log2_factor(scale, SOFTCAP, False)
+    factor = log2_factor(scale, SOFTCAP)
     lane = gl.arange(0, ROWS, ROW)
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, SUMS))
     column = gl.arange(0, TILE, gl.SliceLayout(0, SUMS))
@@ -390,7 +390,7 @@ def _attend(
             stage = step % STAGES
             mbarrier.wait(full.index(stage), step // STAGES & 1)
             k = tiles.index(stage * 2).permute((1, 0)).load(RIGHT)
-            s = cap_scores(mma_v2(q, k, no_scores), scale, SOFTCAP, False)
+            s = cap_scores(mma_v2(q, k, no_scores), scale, SOFTCAP)
             v = tiles.index(stage * 2 + 1).load(RIGHT)
             if (tile * TILE < start) | (tile * TILE + TILE > end):
                 key = tile * TILE + column

@@ -32,7 +32,6 @@ def launch_group(
     block_tables: Tensor,
     work: AttentionWork,
     shape: AttentionShape,
-    slopes: Tensor,
     scale: float,
     config: DecodeConfig | None,
 ) -> None:
@@ -47,11 +46,9 @@ def launch_group(
         block_tables.stride(0),
         work.group_items,
         work.member_rows,
-        work.row_plan,
         work.totals,
         work.values,
         work.stats,
-        slopes,
         work.chunks,
         scale,
         **chunk_constants(shape, config.num_stages, config.pieces),
@@ -70,11 +67,9 @@ def _group_kernel(
     table_stride,
     items,
     member_rows,
-    row_plan,
     totals,
     values,
     stats,
-    alibi,
     most_chunks,
     scale,
     HEADS: tl.constexpr,
@@ -87,7 +82,6 @@ def _group_kernel(
     CHUNK: tl.constexpr,
     PIECES: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     PDL: tl.constexpr,
@@ -108,14 +102,12 @@ def _group_kernel(
         head = kv_head * GROUP + lane % GROUP
         row = tl.load(member_rows + first + lane // GROUP, mask=rows, other=0)
         place = (row * most_chunks + chunk).to(tl.int64) * HEADS + head
-        query = tl.load(row_plan + 2 * row + 1, mask=rows, other=0)
         start, end = chunk * CHUNK, chunk * CHUNK + CHUNK
         table = tables + slot.to(tl.int64) * table_stride
         blocks = load_chunk_blocks(table, start, end, BLOCK_SIZE, TILE, CHUNK, PIECES)
         await_previous(PDL)
         q_offsets = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM
         q0, q1 = load_queries(qkv, q_offsets, rows, D0, D1, HEAD_DIM)
-        slopes = tl.load(alibi + head, mask=rows, other=0.0) if ALIBI else lane.to(tl.float32)
         m, total, acc0, acc1 = attend_chunk(
             q0,
             q1,
@@ -124,8 +116,6 @@ def _group_kernel(
             kv_head,
             start,
             end,
-            query,
-            slopes,
             scale,
             KV_HEADS,
             HEAD_DIM,
@@ -136,7 +126,6 @@ def _group_kernel(
             CHUNK,
             PIECES,
             SOFTCAP,
-            ALIBI,
             ROWS,
             STAGES,
         )
@@ -153,15 +142,15 @@ def compile_cases(capability: int) -> list[CompileCase]:
     shapes = [
         AttentionShape(16, 8, 128, 16, 0.1),
         AttentionShape(28, 4, 128, 16, 0.1, kv_fp8=True),
-        AttentionShape(32, 32, 80, 32, 0.1, alibi=True),
+        AttentionShape(32, 32, 80, 32, 0.1),
         AttentionShape(16, 1, 192, 16, 0.1),
         AttentionShape(16, 8, 256, 16, 0.1, softcap=50.0),
     ]
     cases = []
     for shape in shapes:
         config = group_config(capability, shape)
-        types = dict.fromkeys(["tables", "items", "member_rows", "row_plan", "totals"], "*i32")
-        types |= dict.fromkeys(["values", "stats", "alibi"], "*fp32")
+        types = dict.fromkeys(["tables", "items", "member_rows", "totals"], "*i32")
+        types |= dict.fromkeys(["values", "stats"], "*fp32")
         types |= {"qkv": "*bf16", "cache": "*bf16", "table_stride": "i32", "most_chunks": "i32", "scale": "fp32"}
         if shape.kv_fp8:
             types["cache"] = "*fp8e4nv" if capability >= 89 else "*u8"

@@ -32,7 +32,7 @@ def launch_merge(
         _merge_kernel,
         (split_rows(work, tokens, grouped=grouped) * triton.cdiv(shape.num_heads, together),),
         out,
-        work.row_plan,
+        work.row_partials,
         work.totals,
         work.values,
         work.stats,
@@ -71,7 +71,7 @@ def _load_partial(values, stats, places, rows, HEAD_DIM: tl.constexpr, DIMS: tl.
 @triton.jit(do_not_specialize=["most_chunks"])
 def _merge_kernel(
     out,
-    row_plan,
+    row_partials,
     totals,
     values,
     stats,
@@ -89,7 +89,7 @@ def _merge_kernel(
     PARTS: tl.constexpr = (HEADS + TOGETHER - 1) // TOGETHER
     row = (tl.program_id(0) // PARTS).to(tl.int64)
     head = tl.program_id(0) % PARTS * TOGETHER + tl.arange(0, TOGETHER)
-    chunks = tl.load(row_plan + 2 * row)
+    chunks = tl.load(row_partials + row)
     chunks = tl.where(row < tl.load(totals + 3), chunks, 0)
     await_previous(PDL)
     places = row * most_chunks * HEADS + head
@@ -113,7 +113,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     del capability
     types = {
         "out": "*bf16",
-        "row_plan": "*i32",
+        "row_partials": "*i32",
         "totals": "*i32",
         "values": "*fp32",
         "stats": "*fp32",

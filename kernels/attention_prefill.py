@@ -47,7 +47,6 @@ def prefill_attention(
     shape: AttentionShape,
     *,
     tokens: int,
-    alibi_slopes: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     config: PrefillConfig | None = None,
@@ -62,7 +61,6 @@ def prefill_attention(
         work: the lists of the layer's window.
         shape: of the layer.
         tokens: the most that this launch may be given.
-        alibi_slopes: float32 [num_heads] where shape.alibi.
         k_scale: what cached keys are to be multiplied with.
         v_scale: the same of values.
         config: another launch than the table's; its rows are those that `work` was made with.
@@ -98,7 +96,6 @@ def prefill_attention(
         block_tables.stride(0),
         work.prompt_items,
         work.totals,
-        work.stats if alibi_slopes is None else alibi_slopes,
         shape.scale * k_scale,
         v_scale,
         **_constants(shape, work.window, work.queries, chosen),
@@ -120,7 +117,6 @@ def _constants(shape: AttentionShape, window: int, queries: int, config: Prefill
         "CHUNK": CHUNK,
         "WINDOW": window,
         "SOFTCAP": shape.softcap,
-        "ALIBI": shape.alibi,
         "ROWS": max(16, triton.next_power_of_2(queries * shape.group)),
         "QUERIES": queries,
         "STAGES": config.num_stages,
@@ -147,7 +143,6 @@ def _prefill_kernel(
     table_stride,
     items,
     totals,
-    alibi,
     scale,
     v_scale,
     HEADS: tl.constexpr,
@@ -160,7 +155,6 @@ def _prefill_kernel(
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr,
     ROWS: tl.constexpr,
     QUERIES: tl.constexpr,
     STAGES: tl.constexpr,
@@ -172,7 +166,7 @@ def _prefill_kernel(
     BLOCK: tl.constexpr = 2 * KV_HEADS * BLOCK_SIZE * HEAD_DIM
     TILES: tl.constexpr = CHUNK // TILE
     values = cache + KV_HEADS * BLOCK_SIZE * HEAD_DIM
-    factor = log2_factor(scale, SOFTCAP, ALIBI)
+    factor = log2_factor(scale, SOFTCAP)
     row = tl.arange(0, ROWS)
     lane = tl.arange(0, TILE)
     dtype: tl.constexpr = qkv.dtype.element_ty
@@ -193,7 +187,6 @@ def _prefill_kernel(
         q1 = q0
         if D1 > 0:
             q1 = load_dims(qkv, q_offsets, rows, dtype, D0, D1, HEAD_DIM)
-        slopes = tl.load(alibi + head, mask=rows, other=0.0) if ALIBI else row.to(tl.float32)
         table = tables + slot.to(tl.int64) * table_stride
 
         # Every row sees the whole of the tiles from `whole` to before `diagonal`.
@@ -233,7 +226,7 @@ def _prefill_kernel(
                 )
                 m = tl.full([ROWS], float("-inf"), tl.float32)
             key = (tile * TILE + lane)[None, :]
-            s = score_tile(q0, q1, k0, k1, key - query[:, None], slopes, scale, D1, SOFTCAP, ALIBI)
+            s = score_tile(q0, q1, k0, k1, scale, D1, SOFTCAP)
             if (tile >= diagonal) | (tile < whole):
                 visible = key <= query[:, None]
                 if WINDOW > 0:
@@ -271,7 +264,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
         ("*bf16", AttentionShape(32, 8, 128, 16, 0.088), 0),
         ("*fp16", AttentionShape(28, 4, 128, 16, 0.088), 0),
         ("*bf16", AttentionShape(32, 8, 64, 16, 0.125), 0),
-        ("*bf16", AttentionShape(12, 12, 80, 32, 0.11, alibi=True), 0),
+        ("*bf16", AttentionShape(12, 12, 80, 32, 0.11), 0),
         ("*bf16", AttentionShape(32, 32, 96, 16, 0.1), 2047),
         ("*bf16", AttentionShape(32, 8, 128, 32, 0.088, kv_fp8=True), 0),
         ("*bf16", AttentionShape(16, 8, 256, 16, 0.0625, softcap=50.0), 4096),
@@ -279,7 +272,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     ):
         config = prefill_config(capability, shape.head_dim)
         arguments = {"qkv": dtype, "out": dtype, "cache": dtype, "tables": "*i32", "table_stride": "i32"}
-        arguments |= {"items": "*i32", "totals": "*i32", "alibi": "*fp32", "scale": "fp32", "v_scale": "fp32"}
+        arguments |= {"items": "*i32", "totals": "*i32", "scale": "fp32", "v_scale": "fp32"}
         if shape.kv_fp8:
             arguments["cache"] = "*fp8e4nv" if capability >= 89 else "*u8"
         queries = max(1, config.rows // shape.group)

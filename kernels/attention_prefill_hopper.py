@@ -46,7 +46,7 @@ _PIECE = gl.NVMMASharedLayout(128, 16, 2)
 
 def hopper_serves(capability: int, dtype: torch.dtype, work: AttentionWork, shape: AttentionShape) -> bool:
     """Whether `prefill_on_hopper` can take the place of the portable kernel, with the same bits."""
-    plain = not shape.alibi and not shape.kv_fp8
+    plain = not shape.kv_fp8
     fits = (
         shape.head_dim in (64, 128, 256) and shape.tile % shape.block_size == 0 and work.queries * shape.group <= ROWS
     )
@@ -241,7 +241,7 @@ def _attend(
     LINE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
     LINE_ROW: gl.constexpr = gl.SliceLayout(1, LINE)
     dtype: gl.constexpr = qkv.dtype.element_ty
-    factor = log2_factor(scale, SOFTCAP, False)
+    factor = log2_factor(scale, SOFTCAP)
     row = 64 * PART + gl.arange(0, 64, ROW)
     line = 64 * PART + gl.arange(0, 64, LINE_ROW)
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LINE))
@@ -288,7 +288,7 @@ def _attend(
             s = warpgroup_mma(q_buffer, tiles.index(stage * 2).permute((1, 0)), no_scores, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, deps=[s])
             mbarrier.arrive(empty.index(stage * 2), count=1)
-            s = cap_scores(s, scale, SOFTCAP, False)
+            s = cap_scores(s, scale, SOFTCAP)
             s = _mask(s, first_tile, lane, query, whole, diagonal, TILE, WINDOW)
             p, alpha, m = weigh_tile(s, m, factor, dtype)
             p = gl.convert_layout(p, WEIGHTS)
@@ -305,7 +305,7 @@ def _attend(
                 acc = warpgroup_mma(p, tiles.index(stage * 2 + 1), acc, is_async=True)
                 s = warpgroup_mma_wait(2, deps=[s])
                 mbarrier.arrive(empty.index(next_stage * 2), count=1)
-                s = cap_scores(s, scale, SOFTCAP, False)
+                s = cap_scores(s, scale, SOFTCAP)
                 s = _mask(s, tile, lane, query, whole, diagonal, TILE, WINDOW)
                 fresh = tile % TILES == 0
                 before = gl.where(fresh, float("-inf"), m)

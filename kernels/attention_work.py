@@ -61,7 +61,7 @@ class AttentionWork:
         group_items: int32 [items, 8].
         prompt_items: int32 [items, 4].
         totals: int32[4], how many of each of these, then how many decode rows.
-        row_plan: int32 [max_num_seqs, 2], number of each decode row's partials (0: none), its query's position.
+        row_partials: int32 [max_num_seqs], partials of each decode row; 0: none.
         turns: int32[2], decode items taken after each program's first, programs that have ended; zero between launches.
         member_rows: int32 [max_num_seqs], the plan's `group_rows`.
         values: float32 [max_num_seqs * chunks, num_heads, head_dim], weighted values of each row's chunks.
@@ -125,7 +125,7 @@ class AttentionWork:
         self.group_items = room(torch.int32, max(1, groups), _GROUP)
         self.prompt_items = room(torch.int32, max_tokens // self.queries + max_num_seqs, _PROMPT)
         self.totals = room(torch.int32, 4)
-        self.row_plan = room(torch.int32, max_num_seqs, 2)
+        self.row_partials = room(torch.int32, max_num_seqs)
         self.turns = room(torch.int32, 2)
         self.member_rows = room(torch.int32, max_num_seqs)
         self.values = room(torch.float32, partials, shape.num_heads, shape.head_dim)
@@ -235,7 +235,7 @@ def plan_attention(
         work.group_items,
         work.prompt_items,
         work.totals,
-        work.row_plan,
+        work.row_partials,
         work.member_rows,
         work.chunks,
         work.decode_parts,
@@ -294,7 +294,7 @@ def _plan_kernel(
     group_items,
     prompt_items,
     totals,
-    row_plan,
+    row_partials,
     member_rows,
     most_chunks,
     per_item,
@@ -373,8 +373,7 @@ def _plan_kernel(
         own_first = tl.maximum(own_length - WINDOW, 0) // CHUNK if WINDOW > 0 else 0
         count = (own_length + CHUNK - 1) // CHUNK - own_first
         count = tl.where(whole, 1, count)
-        tl.store(row_plan + 2 * r, tl.where(count > 1, count, 0))
-        tl.store(row_plan + 2 * r + 1, own_length - 1)
+        tl.store(row_partials + r, tl.where(count > 1, count, 0))
         slot = tl.load(slots + r)
         visible = tl.maximum(own_length - WINDOW, 0) if WINDOW > 0 else 0
         for start in range(shared, count, 64):
@@ -495,7 +494,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     del capability
     names = (
         "counts slots query_start seq_lens group_rows group_starts group_blocks decode_items group_items prompt_items"
-        " totals row_plan member_rows"
+        " totals row_partials member_rows"
     )
     return [
         CompileCase(

@@ -130,7 +130,6 @@ def attention(
     *,
     window: int = 0,
     softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of ragged rows over a paged cache, in float64.
 
@@ -144,7 +143,6 @@ def attention(
         scale: factor of the scores.
         window: last positions a query sees, itself among them; 0 for all.
         softcap: scores become softcap * tanh(score / softcap); 0 for none.
-        alibi_slopes: [num_heads], times key's position less the query's: added to the scores; None for none.
 
     Returns:
         float64 [T, num_heads, head_dim].
@@ -166,8 +164,6 @@ def attention(
             scores = softcap * torch.tanh(scores / softcap)
         position = torch.arange(length - (end - first), length)[:, None]
         key = torch.arange(length)[None]
-        if alibi_slopes is not None:
-            scores = scores + alibi_slopes.double()[:, None, None] * (key - position)
         hidden = key > position
         if window > 0:
             hidden |= key <= position - window

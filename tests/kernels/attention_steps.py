@@ -53,9 +53,7 @@ class Step:
         longest = int(self.seq_lens[: self.counts[1]].max())
         return AttentionWork(len(self.slots), longest, len(self.qkv), self.shape, window, self.qkv.device, **options)
 
-    def expected(
-        self, window: int = 0, slopes: Tensor | None = None, k_scale: float = 1.0, v_scale: float = 1.0
-    ) -> Tensor:
+    def expected(self, window: int = 0, k_scale: float = 1.0, v_scale: float = 1.0) -> Tensor:
         """float64 [num_tokens, num_heads * head_dim] of the reference."""
         shape, tokens, rows = self.shape, self.num_tokens, int(self.counts[1])
         q = self.qkv[:tokens, : shape.num_heads * shape.head_dim].view(tokens, shape.num_heads, shape.head_dim)
@@ -71,7 +69,6 @@ class Step:
             shape.scale,
             window=window,
             softcap=shape.softcap,
-            alibi_slopes=None if slopes is None else slopes.cpu(),
         ).flatten(1)
 
 

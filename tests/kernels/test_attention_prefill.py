@@ -19,9 +19,7 @@ from torch import Tensor
 CONFIG = PrefillConfig(16, 4, 2, 3) if INTERPRETED else None
 
 
-def attend(
-    step: Step, window: int = 0, config: PrefillConfig | None = CONFIG, slopes: Tensor | None = None, **scales: float
-) -> Tensor:
+def attend(step: Step, window: int = 0, config: PrefillConfig | None = CONFIG, **scales: float) -> Tensor:
     """The kernel's answers [tokens, num_heads * head_dim], NaN where it wrote none."""
     work = step.work(window) if config is None else step.work(window, prompt_rows=config.rows)
     step.plan(work, mixed=True)
@@ -35,7 +33,6 @@ def attend(
         work,
         step.shape,
         tokens=len(step.qkv),
-        alibi_slopes=slopes,
         config=config,
         **scales,
     )
@@ -49,13 +46,12 @@ def check(
     dtype: torch.dtype,
     device: torch.device,
     window: int = 0,
-    slopes: Tensor | None = None,
     **scales: float,
 ) -> None:
     """Weights are rounded to the dtype, and so is the answer: a few of its steps at the values' size."""
     step = make_step(shape, rows, dtype, device, padding=3)
-    got = attend(step, window, slopes=slopes, **scales)
-    right = step.expected(window, slopes, **scales)
+    got = attend(step, window, **scales)
+    right = step.expected(window, **scales)
     first = int(step.query_start[int(step.counts[2])])
     assert got[:first].isnan().all()
     worst = max(2 * torch.finfo(dtype).eps, 1e-5) * max(1.0, scales.get("v_scale", 1.0))
@@ -101,11 +97,6 @@ def test_windows(dtype: torch.dtype, device: torch.device, window: int) -> None:
 
 def test_soft_caps(dtype: torch.dtype, device: torch.device) -> None:
     check([(70, 70), (300, 5)], AttentionShape(2, 1, 64, 16, 0.5, softcap=5.0), dtype, device)
-
-
-def test_alibi(dtype: torch.dtype, device: torch.device) -> None:
-    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device)
-    check([(70, 70), (300, 5)], AttentionShape(4, 2, 64, 16, 0.125, alibi=True), dtype, device, slopes=slopes)
 
 
 @pytest.mark.parametrize("scales", [{}, {"k_scale": 0.5, "v_scale": 3.0}])

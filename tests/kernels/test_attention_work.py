@@ -35,7 +35,7 @@ class Lists:
         full: list[list[int]] = []
         rest: list[list[int]] = []
         by_row: list[list[int]] = []
-        self.row_plan: list[list[int]] = []
+        self.row_partials: list[int] = []
         self.split_rows = 0
         whole: list[list[int]] = []
         before = 0
@@ -47,12 +47,12 @@ class Lists:
             enough = before * work.decode_parts >= 3 * programs
             before += len(chunks)
             if work.on_hopper and decode > 32 and not (groups and work.members) and enough:
-                self.row_plan.append([0, length - 1])
+                self.row_partials.append(0)
                 whole.append([row, slot, visible, length, -1, length - 1])
                 continue
             self.split_rows = row + 1
             partial = len(chunks) > 1
-            self.row_plan.append([len(chunks) if partial else 0, length - 1])
+            self.row_partials.append(len(chunks) if partial else 0)
             for i, chunk in enumerate(chunks):
                 if i >= shared.get(row, 0):
                     begin, end = max(visible, chunk * CHUNK), min(length, chunk * CHUNK + CHUNK)
@@ -130,7 +130,7 @@ def check(
     assert work.decode_items[: totals[0], :6].tolist() in expected.decode
     assert work.group_items[: totals[1], :4].tolist() == expected.groups
     assert work.prompt_items[: totals[2]].tolist() == expected.prompt
-    assert work.row_plan[:decode].tolist() == expected.row_plan
+    assert work.row_partials[:decode].tolist() == expected.row_partials
     assert split_rows(work, len(rows), grouped=bool(groups)) >= expected.split_rows
     members = [row for group, _ in groups for row in group]
     if groups:
@@ -181,7 +181,7 @@ def test_many_rows_on_hopper_are_items_whole_but_for_the_first(device: torch.dev
     work.processors = 8
     plan(rows, len(rows), [], work, device)
     check(rows, len(rows), [], work)
-    partials = work.row_plan[: len(rows), 0].tolist()
+    partials = work.row_partials[: len(rows)].tolist()
     assert not any(partials[-40:])
     assert partials[0]
     # The merge does not look at rows that cannot have partials.
