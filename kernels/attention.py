@@ -258,6 +258,6 @@ def merge_chunk(merged, old, part, new):
 
 
 @triton.jit
-def finish(acc, total, v_scale, DTYPE: tl.constexpr):
-    """The output [M, D] of merged values acc and weights total [M]; v_scale is that of fp8 values, 1 without."""
-    return (acc / total[:, None] * v_scale).to(DTYPE)
+def finish(acc, total, DTYPE: tl.constexpr):
+    """The output [M, D] of merged values acc and weights total [M]."""
+    return (acc / total[:, None]).to(DTYPE)

@@ -50,8 +50,6 @@ def decode_attention(
     *,
     tokens: int,
     grouped: bool,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
     config: DecodeConfig | None = None,
     group_config: DecodeConfig | None = None,
 ) -> None:
@@ -66,19 +64,16 @@ def decode_attention(
         shape: of the layer.
         tokens: the most rows there may be; chooses the launch.
         grouped: whether `plan_attention` used groups.
-        k_scale: what cached keys are to be multiplied with.
-        v_scale: the same of values.
         config: another launch than the table's.
         group_config: the same of the shared-prefix kernel.
     """
     cache = kv_cache.view(torch.uint8) if shape.kv_fp8 and work.capability < 89 else kv_cache
-    scale = shape.scale * k_scale
     if grouped and work.members:
-        launch_group(qkv, cache, block_tables, work, shape, scale, group_config)
+        launch_group(qkv, cache, block_tables, work, shape, group_config)
     config = config or decode_launch(work, tokens)
-    if not _launch_hopper(qkv, out, cache, block_tables, work, shape, scale, v_scale, config, tokens):
-        _launch_decode(qkv, out, cache, block_tables, work, shape, scale, v_scale, config, tokens)
-    launch_merge(out, work, shape, v_scale, tokens=tokens, grouped=grouped)
+    if not _launch_hopper(qkv, out, cache, block_tables, work, shape, config, tokens):
+        _launch_decode(qkv, out, cache, block_tables, work, shape, config, tokens)
+    launch_merge(out, work, shape, tokens=tokens, grouped=grouped)
 
 
 def serves_on_hopper(device: torch.device, dtype: torch.dtype, shape: AttentionShape) -> bool:
@@ -98,8 +93,6 @@ def _launch_hopper(
     block_tables: Tensor,
     work: AttentionWork,
     shape: AttentionShape,
-    scale: float,
-    v_scale: float,
     config: DecodeConfig,
     tokens: int,
 ) -> bool:
@@ -118,8 +111,6 @@ def _launch_hopper(
         block_tables,
         work,
         shape,
-        scale=scale,
-        v_scale=v_scale,
         config=config,
         long=tokens > _LONG_TOKENS,
         turns=tokens > _LONG_TOKENS,
@@ -134,8 +125,6 @@ def _launch_decode(
     block_tables: Tensor,
     work: AttentionWork,
     shape: AttentionShape,
-    scale: float,
-    v_scale: float,
     config: DecodeConfig,
     tokens: int,
 ) -> None:
@@ -153,8 +142,7 @@ def _launch_decode(
         work.turns,
         work.values,
         work.stats,
-        scale,
-        v_scale,
+        shape.scale,
         **_decode_constants(shape, config, tokens),
         num_warps=config.num_warps,
         maxnreg=config.registers,
@@ -193,7 +181,6 @@ def _decode_kernel(
     values,
     stats,
     scale,
-    v_scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -258,9 +245,9 @@ def _decode_kernel(
         if partial < 0:
             o_offsets = row.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM
             dtype = out.dtype.element_ty
-            store_dims(out, o_offsets, rows, finish(acc0, total, v_scale, dtype), 0, D0, HEAD_DIM)
+            store_dims(out, o_offsets, rows, finish(acc0, total, dtype), 0, D0, HEAD_DIM)
             if D1 > 0:
-                store_dims(out, o_offsets, rows, finish(acc1, total, v_scale, dtype), D0, D1, HEAD_DIM)
+                store_dims(out, o_offsets, rows, finish(acc1, total, dtype), D0, D1, HEAD_DIM)
         else:
             place = partial.to(tl.int64) * HEADS + head
             tl.store(stats + place * 2, m, mask=rows)
@@ -296,7 +283,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
             types = dict.fromkeys(["tables", "items", "totals", "turns"], "*i32")
             types |= dict.fromkeys(["values", "stats"], "*fp32")
             types |= dict.fromkeys(["qkv", "out", "cache"], "*bf16")
-            types |= {"table_stride": "i32", "capacity": "i32", "scale": "fp32", "v_scale": "fp32"}
+            types |= {"table_stride": "i32", "capacity": "i32", "scale": "fp32"}
             if shape.kv_fp8:
                 types["cache"] = "*fp8e4nv" if capability >= 89 else "*u8"
             constants = _decode_constants(shape, config, tokens)

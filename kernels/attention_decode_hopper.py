@@ -58,8 +58,6 @@ def decode_on_hopper(
     work: AttentionWork,
     shape: AttentionShape,
     *,
-    scale: float,
-    v_scale: float,
     config: DecodeConfig,
     long: bool,
     turns: bool,
@@ -74,7 +72,6 @@ def decode_on_hopper(
         work: the lists of the layer's window.
         shape: of the layer.
         scale: of the scores, with that of cached keys.
-        v_scale: what cached values are to be multiplied with.
         config: the launch, with hopper_stages above 0.
         long: the next kernel starts when this one ends.
         turns: each program takes the next item there is when it is ready for one.
@@ -96,8 +93,7 @@ def decode_on_hopper(
         work.values,
         work.stats,
         lines.shape[0],
-        scale,
-        v_scale,
+        shape.scale,
         **_constants(shape, config, long, turns),
         num_warps=config.num_warps,
         maxnreg=_registers(config, shape),
@@ -316,7 +312,6 @@ def _attend(
     values,
     stats,
     scale,
-    v_scale,
     queries,
     shares,
     tiles,
@@ -415,7 +410,7 @@ def _attend(
         if partial < 0:
             place = row.to(gl.int64) * HEADS + head
             at = out + place[:, None] * HEAD_DIM + dims[None, :]
-            gl.store(at, finish(acc, weight, v_scale, dtype), mask=held[:, None])
+            gl.store(at, finish(acc, weight, dtype), mask=held[:, None])
         else:
             place = partial.to(gl.int64) * HEADS + head
             gl.store(stats + place * 2, m, mask=held)
@@ -440,7 +435,6 @@ def _decode_hopper_kernel(
     stats,
     out_of_bounds,
     scale,
-    v_scale,
     HEADS: gl.constexpr,
     KV_HEADS: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -478,7 +472,7 @@ def _decode_hopper_kernel(
     gl.warp_specialize(
         [
             (_attend, (
-                qkv, out, items, capacity, totals, values, stats, scale, v_scale, queries, shares, tiles,
+                qkv, out, items, capacity, totals, values, stats, scale, queries, shares, tiles,
                 following_items, full, empty,
                 HEADS, KV_HEADS, HEAD_DIM, TILE, CHUNK, SOFTCAP, ROWS, WARPS, STAGES, TURNS, PDL,
             )),
@@ -510,7 +504,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
         arguments = {"qkv": f"*{dtype}", "out": f"*{dtype}", "tables": "*i32", "table_stride": "i32"}
         arguments["cache"] = f"tensordesc<{dtype}[{shape.block_size}, 64],{_PIECE!r}>"
         arguments |= {"items": "*i32", "totals": "*i32", "turns": "*i32", "values": "*fp32", "stats": "*fp32"}
-        arguments |= {"capacity": "i32", "out_of_bounds": "i32", "scale": "fp32", "v_scale": "fp32"}
+        arguments |= {"capacity": "i32", "out_of_bounds": "i32", "scale": "fp32"}
         constants = _constants(shape, config, many, many)
         warps, registers = config.num_warps, _registers(config, shape)
         cases.append(CompileCase(_decode_hopper_kernel, arguments, constants, num_warps=warps, registers=registers))

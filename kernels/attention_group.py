@@ -32,10 +32,9 @@ def launch_group(
     block_tables: Tensor,
     work: AttentionWork,
     shape: AttentionShape,
-    scale: float,
     config: DecodeConfig | None,
 ) -> None:
-    """Partials of the shared chunks; arguments as `decode_attention`'s, with the scale of fp8 keys in `scale`."""
+    """Partials of the shared chunks; arguments as `decode_attention`'s."""
     config = config or group_config(work.capability, shape)
     launch(
         _group_kernel,
@@ -50,7 +49,7 @@ def launch_group(
         work.values,
         work.stats,
         work.chunks,
-        scale,
+        shape.scale,
         **chunk_constants(shape, config.num_stages, config.pieces),
         ROWS=work.group_rows,
         num_warps=config.num_warps,

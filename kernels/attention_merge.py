@@ -23,9 +23,7 @@ _HEADS = 2
 """Heads of a program of more rows. It is one warp, in which no sum has to be passed on through shared memory."""
 
 
-def launch_merge(
-    out: Tensor, work: AttentionWork, shape: AttentionShape, v_scale: float, *, tokens: int, grouped: bool
-) -> None:
+def launch_merge(out: Tensor, work: AttentionWork, shape: AttentionShape, *, tokens: int, grouped: bool) -> None:
     """Merge the partials of all rows (tokens at most) that have some into out [tokens, num_heads * head_dim]."""
     together = _heads_together(tokens)
     launch(
@@ -36,7 +34,6 @@ def launch_merge(
         work.totals,
         work.values,
         work.stats,
-        v_scale,
         work.chunks,
         **_merge_constants(shape, together),
         num_warps=1,
@@ -75,7 +72,6 @@ def _merge_kernel(
     totals,
     values,
     stats,
-    v_scale,
     most_chunks,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -104,7 +100,7 @@ def _merge_kernel(
             m, old, new = merge_factors(m, part_m)
             total = merge_chunk(total, old, part_total, new)
             acc = merge_chunk(acc, old[:, None], part, new[:, None])
-    done = finish(acc, total, v_scale, out.dtype.element_ty)
+    done = finish(acc, total, out.dtype.element_ty)
     store_dims(out, (row * HEADS + head) * HEAD_DIM, (head < HEADS) & (chunks > 0), done, 0, DIMS, HEAD_DIM)
 
 
@@ -117,7 +113,6 @@ def compile_cases(capability: int) -> list[CompileCase]:
         "totals": "*i32",
         "values": "*fp32",
         "stats": "*fp32",
-        "v_scale": "fp32",
         "most_chunks": "i32",
     }
     shapes = [AttentionShape(16, 8, head_dim, 16, 0.1) for head_dim in (80, 128, 256)]

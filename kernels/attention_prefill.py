@@ -47,8 +47,6 @@ def prefill_attention(
     shape: AttentionShape,
     *,
     tokens: int,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
     config: PrefillConfig | None = None,
 ) -> None:
     """Attention of the step's prompt rows, after `plan_attention`; their keys and values are in the cache.
@@ -61,8 +59,6 @@ def prefill_attention(
         work: the lists of the layer's window.
         shape: of the layer.
         tokens: the most that this launch may be given.
-        k_scale: what cached keys are to be multiplied with.
-        v_scale: the same of values.
         config: another launch than the table's; its rows are those that `work` was made with.
     """
     capability, processors = device_limits(qkv.device)
@@ -80,8 +76,6 @@ def prefill_attention(
                 work,
                 shape,
                 programs=min(most, processors),
-                k_scale=k_scale,
-                v_scale=v_scale,
                 stages=chosen.hopper_stages,
             )
             return
@@ -96,8 +90,7 @@ def prefill_attention(
         block_tables.stride(0),
         work.prompt_items,
         work.totals,
-        shape.scale * k_scale,
-        v_scale,
+        shape.scale,
         **_constants(shape, work.window, work.queries, chosen),
         num_warps=chosen.num_warps,
         enable_fp_fusion=False,
@@ -144,7 +137,6 @@ def _prefill_kernel(
     items,
     totals,
     scale,
-    v_scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -241,9 +233,9 @@ def _prefill_kernel(
         m_all, total_all, acc0_all, acc1_all = _merge(m_all, total_all, acc0_all, acc1_all, m, total, acc0, acc1, D1)
 
         o_offsets = token * (HEADS * HEAD_DIM) + head * HEAD_DIM
-        _store_dims(out, o_offsets, rows, finish(acc0_all, total_all, v_scale, dtype), 0, D0, HEAD_DIM)
+        _store_dims(out, o_offsets, rows, finish(acc0_all, total_all, dtype), 0, D0, HEAD_DIM)
         if D1 > 0:
-            _store_dims(out, o_offsets, rows, finish(acc1_all, total_all, v_scale, dtype), D0, D1, HEAD_DIM)
+            _store_dims(out, o_offsets, rows, finish(acc1_all, total_all, dtype), D0, D1, HEAD_DIM)
 
 
 @triton.jit
@@ -272,7 +264,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     ):
         config = prefill_config(capability, shape.head_dim)
         arguments = {"qkv": dtype, "out": dtype, "cache": dtype, "tables": "*i32", "table_stride": "i32"}
-        arguments |= {"items": "*i32", "totals": "*i32", "scale": "fp32", "v_scale": "fp32"}
+        arguments |= {"items": "*i32", "totals": "*i32", "scale": "fp32"}
         if shape.kv_fp8:
             arguments["cache"] = "*fp8e4nv" if capability >= 89 else "*u8"
         queries = max(1, config.rows // shape.group)

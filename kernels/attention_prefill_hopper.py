@@ -62,8 +62,6 @@ def prefill_on_hopper(
     shape: AttentionShape,
     *,
     programs: int,
-    k_scale: float,
-    v_scale: float,
     stages: int,
 ) -> None:
     """As `attention_prefill.prefill_attention`, where `hopper_serves`.
@@ -76,8 +74,6 @@ def prefill_on_hopper(
         work: the lists of the layer's window.
         shape: of the layer.
         programs: to launch; no more than the multiprocessors.
-        k_scale: what cached keys are to be multiplied with.
-        v_scale: the same of values.
         stages: tiles of keys and of values in shared memory.
     """
     lines = kv_cache.view(-1, shape.head_dim)
@@ -93,8 +89,7 @@ def prefill_on_hopper(
         work.prompt_items,
         work.totals,
         lines.shape[0],
-        shape.scale * k_scale,
-        v_scale,
+        shape.scale,
         **_constants(shape, work.window, work.queries, stages),
         num_warps=4,
         enable_fp_fusion=False,
@@ -212,7 +207,6 @@ def _attend(
     items,
     totals,
     scale,
-    v_scale,
     queries,
     ones,
     tiles,
@@ -330,7 +324,7 @@ def _attend(
             step += 1
             m_all, total_all, acc_all = _merge(m_all, total_all, acc_all, m, total, acc, ROW, ACC)
             weight = gl.convert_layout(total_all, gl.SliceLayout(1, ACC))
-            result = (acc_all / weight[:, None] * v_scale).to(dtype)
+            result = (acc_all / weight[:, None]).to(dtype)
             result = gl.convert_layout(result, LINE)
             o_offsets = token * (HEADS * HEAD_DIM) + head * HEAD_DIM
             gl.store(out + o_offsets[:, None] + dims[None, :], result, mask=held[:, None])
@@ -376,7 +370,6 @@ def _prefill_hopper_kernel(
     totals,
     out_of_bounds,
     scale,
-    v_scale,
     HEADS: gl.constexpr,
     KV_HEADS: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -419,7 +412,6 @@ def _prefill_hopper_kernel(
                     items,
                     totals,
                     scale,
-                    v_scale,
                     queries,
                     ones,
                     tiles,
@@ -446,7 +438,6 @@ def _prefill_hopper_kernel(
                     items,
                     totals,
                     scale,
-                    v_scale,
                     queries,
                     ones,
                     tiles,
@@ -504,7 +495,7 @@ def compile_cases(capability: int) -> list[CompileCase]:
     ):
         arguments = {"qkv": f"*{dtype}", "out": f"*{dtype}", "tables": "*i32", "table_stride": "i32"}
         arguments["cache"] = f"tensordesc<{dtype}[{shape.block_size}, 64],{_PIECE!r}>"
-        arguments |= {"items": "*i32", "totals": "*i32", "out_of_bounds": "i32", "scale": "fp32", "v_scale": "fp32"}
+        arguments |= {"items": "*i32", "totals": "*i32", "out_of_bounds": "i32", "scale": "fp32"}
         constants = _constants(shape, window, ROWS // shape.group, 2 if shape.head_dim == 256 else 3)
         # Heads of 256 keep the sums of the chunks before in local memory; so they are still twice as fast.
         spilled = 768 if shape.head_dim == 256 else 64

@@ -48,17 +48,13 @@ def act_and_mul(gate_up: Tensor, activation: str) -> Tensor:
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the first 2 * cos.shape[-1] dimensions of x [T, heads, head_dim] (float32) by angles [T, rotary_dim / 2]."""
     half = cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]
     turned, rest = x[..., : 2 * half], x[..., 2 * half :]
-    if interleaved:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
-    else:
-        a, b = turned[..., :half], turned[..., half:]
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    a, b = turned[..., :half], turned[..., half:]
+    turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
     return torch.cat((turned, rest), dim=-1)
 
 
@@ -70,12 +66,9 @@ def rope_and_cache(
     cos_sin: Tensor,
     num_heads: int,
     *,
-    interleaved: bool = False,
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
 ) -> None:
     """Norm and turn q (in place) and k, put k and v into their slots.
 
@@ -86,12 +79,9 @@ def rope_and_cache(
         slot_mapping: int [T], block * block_size + offset; below 0: nothing is written.
         cos_sin: float32 [positions, rotary_dim], cosines then sines.
         num_heads: query heads.
-        interleaved: pairs are (2i, 2i + 1) instead of (i, i + rotary_dim / 2).
         q_norm: float32[head_dim], the weight of an RMS norm of every query head; None for none.
         k_norm: the same for keys.
         eps: of these norms.
-        k_scale: a float8_e4m3fn cache holds keys divided by it.
-        v_scale: the same for values.
     """
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     heads = qkv.view(qkv.shape[0], -1, head_dim)
@@ -102,7 +92,7 @@ def rope_and_cache(
     def turned(x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is not None:
             x = rms_norm(x, weight, eps)[0]
-        return rotate(x.float(), cos, sin, interleaved).to(x.dtype)
+        return rotate(x.float(), cos, sin).to(x.dtype)
 
     k = turned(k, k_norm)
     q.copy_(turned(q, q_norm))
@@ -110,13 +100,13 @@ def rope_and_cache(
     slots = slot_mapping[written].long()
     block, offset = slots // block_size, slots % block_size
 
-    def stored(x: Tensor, scale: float) -> Tensor:
+    def stored(x: Tensor) -> Tensor:
         if kv_cache.dtype != torch.float8_e4m3fn:
             return x
-        return (x.float() / scale).clamp(-448, 448).to(kv_cache.dtype)
+        return x.float().clamp(-448, 448).to(kv_cache.dtype)
 
-    kv_cache[block, 0, :, offset] = stored(k[written], k_scale)
-    kv_cache[block, 1, :, offset] = stored(v[written], v_scale)
+    kv_cache[block, 0, :, offset] = stored(k[written])
+    kv_cache[block, 1, :, offset] = stored(v[written])
 
 
 def attention(

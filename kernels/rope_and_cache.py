@@ -17,29 +17,17 @@ _HEADS = 8
 
 
 @triton.jit
-def _halves(ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, HALF: tl.constexpr):
-    """Dimensions of the two of each pair: int32 [HALF] each."""
-    pairs = tl.arange(0, HALF)
-    if INTERLEAVED:
-        return pairs * 2, pairs * 2 + 1
-    return pairs, pairs + ROTARY // 2
-
-
-@triton.jit
 def _normed(x, factor, weight, dtype: tl.constexpr):
     """Values [HEADS, n] times the head's factor [HEADS], rounded, times the weight [n] of their dimension, rounded."""
     return ((x * factor[:, None]).to(dtype).to(tl.float32) * weight[None, :]).to(dtype).to(tl.float32)
 
 
 @triton.jit
-def _store_cache(target, value, mask, scale, dtype: tl.constexpr, FP8: tl.constexpr):
-    """Store values of heads, rounded to the model's dtype; with FP8 divided by the scale and encoded.
-
-    The quotient is the rounded one: a model's values have few enough digits to lie between two codes often.
-    """
+def _store_cache(target, value, mask, dtype: tl.constexpr, FP8: tl.constexpr):
+    """Store values of heads, rounded to the model's dtype and with FP8 encoded."""
     value = value.to(dtype)
     if FP8:
-        tl.store(target, encode_e4m3(tl.div_rn(value.to(tl.float32), scale)), mask=mask)
+        tl.store(target, encode_e4m3(value.to(tl.float32)), mask=mask)
     else:
         tl.store(target, value, mask=mask)
 
@@ -54,13 +42,10 @@ def _rope_and_cache_kernel(
     q_norm_ptr,
     k_norm_ptr,
     eps,
-    k_scale,
-    v_scale,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROTARY: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -93,7 +78,8 @@ def _rope_and_cache_kernel(
     turned = tl.arange(0, HALF) < ROTARY // 2
     cos = tl.load(angles, mask=turned, other=0.0)[None, :]
     sin = tl.load(angles + ROTARY // 2, mask=turned, other=0.0)[None, :]
-    first, second = _halves(ROTARY, INTERLEAVED, HALF)
+    first = tl.arange(0, HALF)
+    second = first + ROTARY // 2
     others = ROTARY + tl.arange(0, REST if REST else 1)
     if Q_NORM or K_NORM:
         is_normed = (Q_NORM and is_q) or (K_NORM and not is_q)
@@ -137,11 +123,11 @@ def _rope_and_cache_kernel(
         block = (slot // BLOCK_SIZE).to(tl.int64)
         inside = heads[:, None] * (BLOCK_SIZE * HEAD_DIM) + slot % BLOCK_SIZE * HEAD_DIM
         keys = cache_ptr + block * (2 * KV_HEADS * BLOCK_SIZE * HEAD_DIM) + inside
-        _store_cache(keys + first[None, :], x, mask, k_scale, dtype, FP8)
-        _store_cache(keys + second[None, :], y, mask, k_scale, dtype, FP8)
+        _store_cache(keys + first[None, :], x, mask, dtype, FP8)
+        _store_cache(keys + second[None, :], y, mask, dtype, FP8)
         if REST:
-            _store_cache(keys + others[None, :], rest, rest_mask, k_scale, dtype, FP8)
-        _store_cache(keys + KV_HEADS * BLOCK_SIZE * HEAD_DIM + dims, values, wide_mask, v_scale, dtype, FP8)
+            _store_cache(keys + others[None, :], rest, rest_mask, dtype, FP8)
+        _store_cache(keys + KV_HEADS * BLOCK_SIZE * HEAD_DIM + dims, values, wide_mask, dtype, FP8)
 
 
 def rope_and_cache(
@@ -153,14 +139,11 @@ def rope_and_cache(
     num_heads: int,
     tokens: int,
     *,
-    interleaved: bool = False,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
 ) -> None:
-    """Norm and turn q (in place) and k, put k and v into their slots; as `reference.rope_and_cache`.
+    """Norm and turn q (in place) and k, put k and v into their slots.
 
     Args:
         qkv: [tokens or more, (num_heads + 2 * num_kv_heads) * head_dim].
@@ -171,12 +154,9 @@ def rope_and_cache(
         cos_sin: float32 [positions, rotary_dim], cosines then sines.
         num_heads: query heads.
         tokens: how many.
-        interleaved: pairs are (2i, 2i + 1) instead of (i, i + rotary_dim / 2).
         q_norm: float32[head_dim], the weight of an RMS norm of every query head; None for none.
         k_norm: the same for keys.
         eps: of these norms.
-        k_scale: an e4m3 cache holds keys divided by it.
-        v_scale: the same for values.
     """
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     fp8 = kv_cache.dtype in (torch.float8_e4m3fn, torch.uint8)
@@ -192,11 +172,8 @@ def rope_and_cache(
         cos_sin if q_norm is None else q_norm,
         cos_sin if k_norm is None else k_norm,
         eps,
-        k_scale,
-        v_scale,
         Q_HEADS=num_heads,
         KV_HEADS=num_kv_heads,
-        INTERLEAVED=interleaved,
         Q_NORM=q_norm is not None,
         K_NORM=k_norm is not None,
         BLOCK_SIZE=block_size,
@@ -242,13 +219,10 @@ def compile_cases(capability: int) -> list[CompileCase]:
             "q_norm_ptr": "*fp32",
             "k_norm_ptr": "*fp32",
             "eps": "fp32",
-            "k_scale": "fp32",
-            "v_scale": "fp32",
         }
         constants = {
             "Q_HEADS": q_heads,
             "KV_HEADS": kv_heads,
-            "INTERLEAVED": False,
             "Q_NORM": norm,
             "K_NORM": norm,
             "BLOCK_SIZE": 16,

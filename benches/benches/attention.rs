@@ -164,7 +164,6 @@ fn token_wise(criterion: &mut Criterion) {
                     cos_sin: cos_sin.as_ptr(),
                     num_heads: heads,
                     rotary_dim: head_dim,
-                    interleaved: false,
                     q_norm: None,
                     k_norm: None,
                     eps: 0.0,

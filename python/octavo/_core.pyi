@@ -432,7 +432,6 @@ def cpu_rope_and_cache(
     block_size: int,
     dtype: str,
     *,
-    interleaved: bool = False,
     q_norm: int = 0,
     k_norm: int = 0,
     eps: float = 0.0,

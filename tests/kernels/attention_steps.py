@@ -53,15 +53,13 @@ class Step:
         longest = int(self.seq_lens[: self.counts[1]].max())
         return AttentionWork(len(self.slots), longest, len(self.qkv), self.shape, window, self.qkv.device, **options)
 
-    def expected(self, window: int = 0, k_scale: float = 1.0, v_scale: float = 1.0) -> Tensor:
+    def expected(self, window: int = 0) -> Tensor:
         """float64 [num_tokens, num_heads * head_dim] of the reference."""
         shape, tokens, rows = self.shape, self.num_tokens, int(self.counts[1])
         q = self.qkv[:tokens, : shape.num_heads * shape.head_dim].view(tokens, shape.num_heads, shape.head_dim)
-        scales = torch.tensor([k_scale, v_scale], dtype=torch.float64)
-        cache = self.cache.cpu().double() * scales[None, :, None, None, None]
         return reference.attention(
             q.cpu(),
-            cache,
+            self.cache.cpu().double(),
             self.tables.cpu(),
             self.slots[:rows].cpu(),
             self.query_start[: rows + 1].cpu(),

@@ -115,8 +115,8 @@ def test_fp8_cache(device: torch.device, dtype: torch.dtype, capability: int, mo
     _, processors = attention_work.device_limits(device)
     monkeypatch.setattr(attention_work, "device_limits", lambda _: (capability, processors))
     step = make_step(AttentionShape(4, 2, 64, 16, 0.125, kv_fp8=True), rows(300, 31), dtype, device)
-    out = attend(step, k_scale=1.5, v_scale=0.75)
-    check(out, step.expected(k_scale=1.5, v_scale=0.75))
+    out = attend(step)
+    check(out, step.expected())
 
 
 @triton.jit

@@ -52,8 +52,8 @@ CASES: list[dict[str, Any]] = [
     {"head_dim": 64, "rotary_dim": 64},
     {"head_dim": 80, "rotary_dim": 80},
     {"head_dim": 112, "rotary_dim": 48, "block_size": 32},
-    {"head_dim": 64, "rotary_dim": 20, "interleaved": True},
-    {"head_dim": 256, "rotary_dim": 256, "interleaved": True, "block_size": 48},
+    {"head_dim": 64, "rotary_dim": 20},
+    {"head_dim": 256, "rotary_dim": 256, "block_size": 48},
     {"head_dim": 64, "rotary_dim": 0},
 ]
 
@@ -62,14 +62,14 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_the_reference_to_the_bit(isa: str, dtype: torch.dtype, case: dict[str, Any]) -> None:
-    head_dim, interleaved = case["head_dim"], case.get("interleaved", False)
+    head_dim = case["head_dim"]
     qkv, cache, positions, slots = inputs(45, head_dim, dtype, case.get("block_size", 16))
     slots[::7] = -1
     cos_sin = table(case["rotary_dim"])
     expected, expected_cache = qkv.clone(), cache.clone()
-    reference.rope_and_cache(expected, expected_cache, positions, slots, cos_sin, HEADS, interleaved=interleaved)
+    reference.rope_and_cache(expected, expected_cache, positions, slots, cos_sin, HEADS)
     with instruction_set(isa):
-        rope_and_cache(qkv, cache, positions, slots, cos_sin, HEADS, interleaved=interleaved)
+        rope_and_cache(qkv, cache, positions, slots, cos_sin, HEADS)
     assert qkv.equal(expected)
     assert same(natural(cache), expected_cache)
 

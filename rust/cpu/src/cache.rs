@@ -58,8 +58,6 @@ pub struct RopeAndCache<'a> {
     pub num_heads: usize,
     /// Dimensions that turn, even; the rest stay.
     pub rotary_dim: usize,
-    /// Pairs are (2i, 2i + 1), not (i, i + half).
-    pub interleaved: bool,
     /// Weights of the queries' norm, one a dimension.
     pub q_norm: Option<&'a [f32]>,
     /// Weights of the keys' norm.
@@ -207,17 +205,9 @@ unsafe fn load_turned<L: Lanes, E: Element>(
             l.store(buffer.as_mut_ptr().add(d), x);
         }
     }
-    if step.interleaved {
-        for ((pair, cos), sin) in buffer.chunks_exact_mut(2).zip(cos).zip(sin) {
-            let (a, b) = (pair[0], pair[1]);
-            pair[0] = a * cos - b * sin;
-            pair[1] = b * cos + a * sin;
-        }
-    } else {
-        let (low, high) = buffer.split_at_mut(cos.len());
-        for (((a, b), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-        }
+    let (low, high) = buffer.split_at_mut(cos.len());
+    for (((a, b), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
     }
 }
 
@@ -301,7 +291,6 @@ mod tests {
             cos_sin: null(),
             num_heads: 1,
             rotary_dim: 16,
-            interleaved: false,
             q_norm: None,
             k_norm: None,
             eps: 0.0,

@@ -152,7 +152,7 @@ fn cpu_act_and_mul(
 #[pyfunction]
 #[pyo3(signature = (
     qkv, kv_cache, positions, slot_mapping, cos_sin, tokens, num_heads, num_kv_heads, head_dim, rotary_dim,
-    block_size, dtype, *, interleaved = false, q_norm = 0, k_norm = 0, eps = 0.0
+    block_size, dtype, *, q_norm = 0, k_norm = 0, eps = 0.0
 ))]
 fn cpu_rope_and_cache(
     py: Python<'_>,
@@ -168,7 +168,6 @@ fn cpu_rope_and_cache(
     rotary_dim: usize,
     block_size: usize,
     dtype: &str,
-    interleaved: bool,
     q_norm: usize,
     k_norm: usize,
     eps: f32,
@@ -206,7 +205,6 @@ fn cpu_rope_and_cache(
             cos_sin: std::ptr::with_exposed_provenance(cos_sin),
             num_heads,
             rotary_dim,
-            interleaved,
             q_norm,
             k_norm,
             eps,
