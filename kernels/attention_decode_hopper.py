@@ -71,7 +71,6 @@ def decode_on_hopper(
         block_tables: int32 [slots, blocks of a sequence].
         work: the lists of the layer's window.
         shape: of the layer.
-        scale: of the scores, with that of cached keys.
         config: the launch, with hopper_stages above 0.
         long: the next kernel starts when this one ends.
         turns: each program takes the next item there is when it is ready for one.

@@ -204,28 +204,29 @@ def sample(
         workspace: made for as many rows, this vocabulary and max_logprobs.
         rows: the most rows that counts[3] can say, as padded; bounds the launch.
     """
-    tiles, vocab_size = workspace.tiles, workspace.vocab_size
     has_counts = token_counts is not None
     counted = token_counts if token_counts is not None else logits_slots
-    length = triton.next_power_of_2(workspace.num_subs)
+    row_inputs = (logits, counts, logits_rows, logits_slots, positions, params, counted)
+    _reduce_blocks(row_inputs, workspace, rows, has_counts)
+    _draw_limited(row_inputs, workspace, rows, has_counts)
+    outputs = (last_token, out_ids, out_logprobs, out_top_ids, out_top_logprobs)
+    _choose((logits, counts, logits_slots, params, counted), outputs, workspace, rows, has_counts)
+
+
+def _reduce_blocks(row_inputs: tuple[Tensor, ...], workspace: SampleWorkspace, rows: int, has_counts: bool) -> None:
+    tiles = workspace.tiles
     # Fused multiply-adds would make penalized logits differ from the reference in their last bits.
     launch(
         reduce_blocks_kernel,
         (workspace.num_blocks, rows),
-        logits,
-        counts,
-        logits_rows,
-        logits_slots,
-        positions,
-        params,
-        counted,
+        *row_inputs,
         workspace.sub_maxima,
         workspace.sub_masses,
         workspace.raw_sub_maxima,
         workspace.raw_sub_masses,
         workspace.block_floats,
         workspace.block_ids,
-        VOCAB=vocab_size,
+        VOCAB=workspace.vocab_size,
         NUM_BLOCKS=workspace.num_blocks,
         BLOCK=tiles.sub * tiles.subs,
         PART=tiles.part,
@@ -235,25 +236,23 @@ def sample(
         num_warps=tiles.warps,
         enable_fp_fusion=False,
     )
+
+
+def _draw_limited(row_inputs: tuple[Tensor, ...], workspace: SampleWorkspace, rows: int, has_counts: bool) -> None:
+    tiles = workspace.tiles
     launch(
         draw_limited_kernel,
         (rows,),
-        logits,
-        counts,
-        logits_rows,
-        logits_slots,
-        positions,
-        params,
-        counted,
+        *row_inputs,
         workspace.sub_maxima,
         workspace.sub_masses,
         workspace.visits,
         workspace.found,
         workspace.found_ids,
         workspace.drawn,
-        VOCAB=vocab_size,
+        VOCAB=workspace.vocab_size,
         NUM_SUBS=workspace.num_subs,
-        LENGTH=length,
+        LENGTH=triton.next_power_of_2(workspace.num_subs),
         SUB=tiles.sub,
         TILE=tiles.visited,
         FOUND=tiles.found,
@@ -261,30 +260,31 @@ def sample(
         num_warps=LIMITED_WARPS,
         enable_fp_fusion=False,
     )
+
+
+def _choose(
+    row_inputs: tuple[Tensor, ...],
+    outputs: tuple[Tensor, ...],
+    workspace: SampleWorkspace,
+    rows: int,
+    has_counts: bool,
+) -> None:
     launch(
         _choose_kernel,
         (rows,),
-        logits,
-        counts,
-        logits_slots,
-        params,
-        counted,
+        *row_inputs,
         workspace.raw_sub_maxima,
         workspace.raw_sub_masses,
         workspace.block_floats,
         workspace.block_ids,
         workspace.drawn,
-        last_token,
-        out_ids,
-        out_logprobs,
-        out_top_ids,
-        out_top_logprobs,
-        VOCAB=vocab_size,
+        *outputs,
+        VOCAB=workspace.vocab_size,
         NUM_BLOCKS=workspace.num_blocks,
         BLOCKS_LENGTH=triton.next_power_of_2(workspace.num_blocks),
         NUM_SUBS=workspace.num_subs,
-        LENGTH=length,
-        SUB=tiles.sub,
+        LENGTH=triton.next_power_of_2(workspace.num_subs),
+        SUB=workspace.tiles.sub,
         MAX_LOGPROBS=workspace.max_logprobs,
         MOST=triton.next_power_of_2(max(workspace.max_logprobs, 1)),
         HAS_COUNTS=has_counts,

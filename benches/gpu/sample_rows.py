@@ -9,15 +9,20 @@ from __future__ import annotations
 import argparse
 import math
 import struct
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
 from octavo._core import NUM_ARENAS, PARAM_LEN
-from octavo.kernels import reference
 from octavo.kernels.sample import SampleWorkspace, sample
 from octavo.kernels.sample_constrain import constrain
 from octavo.runner.interface import mask_words
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+import reference_kernels as reference
 
 _COMPARED = 6
 _MAX_LOGPROBS = 20

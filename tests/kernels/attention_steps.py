@@ -6,10 +6,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import reference_kernels as reference
 import torch
-from octavo.kernels import reference
 from octavo.kernels.attention import AttentionShape
-from octavo.kernels.attention_work import AttentionWork, plan_attention
+from octavo.kernels.attention_plan import plan_attention
+from octavo.kernels.attention_work import AttentionWork
 from torch import Tensor
 
 

@@ -3,8 +3,8 @@
 import struct
 from dataclasses import dataclass
 
+import reference_kernels as reference
 import torch
-from octavo.kernels import reference
 from torch import Tensor
 
 

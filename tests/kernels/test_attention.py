@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 import pytest
+import reference_kernels as reference
 import torch
 from kernel_calls import ISAS, NAMES, Paged, instruction_set, threads
-from octavo.kernels import reference
 from torch import Tensor
 
 DTYPES = [torch.bfloat16, torch.float32]

@@ -9,14 +9,8 @@ import pytest
 import torch
 from octavo.kernels.attention import CHUNK, AttentionShape
 from octavo.kernels.attention_decode_tables import decode_config
-from octavo.kernels.attention_work import (
-    AttentionWork,
-    decode_launch,
-    device_limits,
-    plan_attention,
-    split_rows,
-    work_bytes,
-)
+from octavo.kernels.attention_plan import plan_attention
+from octavo.kernels.attention_work import AttentionWork, decode_launch, device_limits, split_rows, work_bytes
 from octavo.kernels.linear_tables import skinny_tile, slab_tile
 
 SIZE = 16

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+import reference_kernels as reference
 import torch
 from kernel_calls import ISAS, NAMES, attention, instruction_set, rope_and_cache, threads
-from octavo.kernels import reference
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm

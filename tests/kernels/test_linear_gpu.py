@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import reference_kernels as reference
 import torch
 from kernel_devices import INTERPRETED, in_one_dtype
-from octavo.kernels import reference
 from octavo.kernels.activation import act_and_mul
 from octavo.kernels.gluon_support import gluon_serves
 from octavo.kernels.linear import Dense, configure_cublas

@@ -1,9 +1,9 @@
 """Norms and gated activations of the CPU kernels against transformers and torch."""
 
 import pytest
+import reference_kernels as reference
 import torch
 from kernel_calls import ISAS, NAMES, act_and_mul, instruction_set, rms_norm, threads
-from octavo.kernels import reference
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import reference_kernels as reference
 import torch
-from octavo.kernels import reference
 from octavo.kernels.norm import add_rms_norm, rms_norm
 
 

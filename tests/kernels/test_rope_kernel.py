@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import reference_kernels as reference
 import torch
 import triton
 import triton.language as tl
-from octavo.kernels import reference
 from octavo.kernels.fp8 import encode_e4m3
 from octavo.kernels.launch import launch
 from octavo.kernels.rope_and_cache import rope_and_cache

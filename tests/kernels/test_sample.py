@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass, field
 
 import pytest
+import reference_kernels as reference
 import torch
 from kernel_calls import ISAS, instruction_set, threads
 from octavo import _core
-from octavo.kernels import reference
+from octavo.kernels.token_counts import PROMPT_BIT
 from sample_rows import SETTINGS, Row, normal
 from torch import Tensor
 
@@ -183,7 +184,7 @@ def test_penalties_are_those_of_transformers_and_openai() -> None:
     prompt, output = torch.tensor([3, 4, 5, 5, 999]), torch.tensor([5, 7, 7, 7, 0])
     counts = output.bincount(minlength=vocab_size)
     seen = counts.clone()
-    seen[prompt] |= reference.PROMPT_BIT
+    seen[prompt] |= PROMPT_BIT
     history = torch.cat((prompt, output))[None]
     repeated = RepetitionPenaltyLogitsProcessor(1.3)(history, logits[:1].clone())[0]
     rows = [

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
+import reference_kernels as reference
 import torch
 from constrained_rows import Constraints, mask_of, random_constraints
-from octavo.kernels import reference, sample_constrain
+from octavo.kernels import sample_constrain
 from sample_rows import normal
 from torch import Tensor
 

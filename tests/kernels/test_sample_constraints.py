@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference_kernels as reference
 import torch
 from constrained_rows import Constraints, mask_of, random_constraints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_calls import ISAS, instruction_set, threads
 from octavo import _core
-from octavo.kernels import reference
 from sample_rows import Row, normal
 from torch import Tensor
 

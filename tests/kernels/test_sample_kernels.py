@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import reference_kernels as reference
 import torch
 import triton
 import triton.language as tl
 from constrained_rows import Constraints, random_constraints
-from octavo.kernels import reference
 from octavo.kernels.launch import launch
 from octavo.kernels.noise import gumbel, gumbel_bound, noise_bits, noise_keys
 from octavo.kernels.sample import SampleTiles, SampleWorkspace, sample, workspace_bytes
+from octavo.kernels.token_counts import PROMPT_BIT
 from sample_rows import SETTINGS, Row, normal
 from torch import Tensor
 
@@ -133,7 +134,7 @@ def test_penalties_and_biases(device: torch.device) -> None:
     logits = normal(6, vocab_size, 9)
     counts = torch.zeros(vocab_size, dtype=torch.int32)
     counts[::3] += 2
-    counts[::7] |= reference.PROMPT_BIT
+    counts[::7] |= PROMPT_BIT
     likeliest = logits.argmax(-1).tolist()
     for row in (0, 1, 2):
         counts[likeliest[row]] = 5

@@ -9,15 +9,10 @@ import numpy as np
 import pytest
 import torch
 from octavo._core import NUM_ARENAS, PARAM_LEN
-from octavo.kernels.reference import PROMPT_BIT
-from octavo.kernels.step import (
-    DeviceState,
-    PlanLayout,
-    Samples,
-    count_history,
-    publish,
-    take_plan,
-)
+from octavo.kernels.step import DeviceState, PlanLayout, Samples
+from octavo.kernels.step_plan import take_plan
+from octavo.kernels.step_samples import publish
+from octavo.kernels.token_counts import PROMPT_BIT, count_history
 
 MAX_TOKENS, MAX_SEQS, STRIDE, VOCAB = 700, 40, 9, 1200
 SIZES = {

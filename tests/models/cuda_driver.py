@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from decoder_driver import MAX_TOKENS, TABLE_STRIDE, DecoderDriver
-from octavo.kernels.attention_work import AttentionWork, plan_attention
+from octavo.kernels.attention_plan import plan_attention
+from octavo.kernels.attention_work import AttentionWork
 from octavo.layers.backend import IntArray
 from octavo.layers.backends.cuda import CudaBackend, attention_shape
 from octavo.layers.backends.cuda_inputs import CudaStepInputs, StepKind, has_groups, has_prompts

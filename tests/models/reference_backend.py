@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import reference_kernels as reference
 import torch
-from octavo.kernels import reference
 from octavo.layers.backend import AttentionSpec, IntArray, StepInputs
 from octavo.layers.kv_cache import KvCacheLayout
 from octavo.layers.parameter import Weights, to_float32

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference_kernels as reference
 import torch
 import transformers
 from octavo.config import EngineConfig
-from octavo.kernels import reference
+from octavo.kernels.token_counts import PROMPT_BIT
 from octavo.layers.decoder import Decoder
 from octavo.loading.resolve import resolve_model
 from octavo.runner.runner import ModelRunner
@@ -249,7 +250,7 @@ def test_penalties_count_prompt_and_output(engine: tuple[ModelRunner, PlanWriter
         counts = torch.zeros(101, dtype=torch.int32)
         for token in tokens[known:]:
             counts[token] += 1
-        counts[list(set(tokens[:known]))] |= reference.PROMPT_BIT
+        counts[list(set(tokens[:known]))] |= PROMPT_BIT
         penalized = reference.apply_penalties(logits_of(oracle, tokens), counts, *settings.values())
         assert writer.sampled(plan) == [int(penalized.argmax())]
         tokens.append(int(penalized.argmax()))
@@ -267,7 +268,7 @@ def test_a_slot_forgets_the_counts_of_its_last_sequence(engine: tuple[ModelRunne
     plan = prefill(writer, 0, params(**settings), other)  # type: ignore[arg-type]
     runner.launch(plan).result()
     counts = torch.zeros(101, dtype=torch.int32)
-    counts[other] = reference.PROMPT_BIT
+    counts[other] = PROMPT_BIT
     penalized = reference.apply_penalties(logits_of(oracle, other), counts, 50.0, 0.0, 0.0)
     assert writer.sampled(plan) == [int(penalized.argmax())]
 

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from octavo._core import NUM_ARENAS
-from octavo.kernels.attention_work import plan_attention
+from octavo.kernels.attention_plan import plan_attention
 from octavo.kernels.sample import SampleWorkspace, sample
 from octavo.kernels.sample_constrain import constrain
-from octavo.kernels.step import DeviceState, PlanLayout, Samples, count_history, publish, take_plan
+from octavo.kernels.step import DeviceState, PlanLayout, Samples
+from octavo.kernels.step_plan import take_plan
+from octavo.kernels.step_samples import publish
+from octavo.kernels.token_counts import count_history
 from octavo.layers.backends.cuda_inputs import CudaStepInputs, StepSize, has_groups, has_prompts
 from octavo.runner.interface import mask_words
 
@@ -154,7 +157,7 @@ class CudaStep:
         return inputs
 
     def count_history(self, tokens: Tensor, slot: int, prompt_length: int) -> None:
-        """Launch the counting of a sequence's tokens for its penalties; as `kernels.step.count_history`."""
+        """Launch the counting of a sequence's tokens for its penalties; as `kernels.token_counts.count_history`."""
         count_history(tokens, self._token_counts, slot, prompt_length)
 
     def copy_blocks(self, turn: int) -> None:

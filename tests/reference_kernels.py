@@ -11,10 +11,8 @@ import math
 from collections.abc import Sequence
 
 import torch
+from octavo.kernels.token_counts import PROMPT_BIT
 from torch import Tensor
-
-PROMPT_BIT = 1 << 30
-"""Set in a token's count where the prompt holds it."""
 
 _MASK = 0xFFFFFFFF
 
