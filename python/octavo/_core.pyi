@@ -396,12 +396,10 @@ class PackedLinear:
     def k(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
-    def forward(
-        self, x: int, out: int, rows: int, *, x_stride: int = 0, out_stride: int = 0, out_float32: bool = False
-    ) -> None:
+    def forward(self, x: int, out: int, rows: int, *, out_float32: bool = False) -> None:
         """out[rows, N] = x[rows, K] @ weight.T (+ bias), float32 accumulation in a fixed order of K; GIL released.
 
-        Strides in elements, 0 for contiguous. `out` has the dtype of x, or float32.
+        `out` has the dtype of x, or float32.
         """
 
     def embed(self, token_ids: int, out: int, rows: int) -> None:

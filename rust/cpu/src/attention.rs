@@ -6,6 +6,7 @@
 //! past a query's own but inside its sequence may take part with weight 0; memory of other sequences never does.
 #![allow(unsafe_code, reason = "its arguments are raw pointers into tensors")]
 
+mod addresses;
 mod kernel;
 mod tiles;
 

@@ -9,9 +9,9 @@ use octavo_grammar::{BadWords, Error, Kind, Rules};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::engine::StepOutput;
 use crate::errors::{octavo_error, request_error};
 use crate::pointers::slice_mut;
+use crate::step::StepOutput;
 use crate::text::TokenTable;
 
 /// A request's field that specifications come from, where the caller knows no better one.

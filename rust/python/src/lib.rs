@@ -8,6 +8,8 @@ mod grammar;
 mod kernels;
 mod linear;
 mod pointers;
+mod sample;
+mod step;
 mod text;
 
 use std::collections::BTreeMap;
@@ -42,6 +44,8 @@ mod _core {
         super::formats::register(module)?;
         super::grammar::register(module)?;
         super::linear::register(module)?;
-        super::kernels::register(module)
+        super::kernels::register(module)?;
+        super::sample::register(module)?;
+        super::step::register(module)
     }
 }

@@ -18,12 +18,10 @@ fn value_error(error: impl ToString) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
-/// Elements from the first row's first to the last row's last.
-fn span(rows: usize, stride: usize, row: usize) -> PyResult<usize> {
-    let Some(last) = rows.checked_sub(1) else { return Ok(0) };
-    last.checked_mul(stride)
-        .and_then(|len| len.checked_add(row))
-        .ok_or_else(|| value_error(format!("{rows} rows of stride {stride} overflow")))
+/// Elements of `rows` rows.
+fn elements(rows: usize, row: usize) -> PyResult<usize> {
+    rows.checked_mul(row)
+        .ok_or_else(|| value_error(format!("{rows} rows of {row} elements overflow")))
 }
 
 /// The memory of one part, checked against its rows.
@@ -129,22 +127,18 @@ impl PackedLinear {
         self.0.num_bytes()
     }
 
-    #[pyo3(signature = (x, out, rows, *, x_stride = 0, out_stride = 0, out_float32 = false))]
-    #[allow(clippy::too_many_arguments, reason = "the stub file's signature")]
+    #[pyo3(signature = (x, out, rows, *, out_float32 = false))]
     fn forward(
         &self,
         py: Python<'_>,
         x: usize,
         out: usize,
         rows: usize,
-        x_stride: usize,
-        out_stride: usize,
         out_float32: bool,
     ) -> PyResult<()> {
         let linear = &self.0;
-        let or = |stride, row| if stride == 0 { row } else { stride };
-        let (x_stride, out_stride) = (or(x_stride, linear.k()), or(out_stride, linear.n()));
-        let x_len = span(rows, x_stride, linear.k())?;
+        let (k, n) = (linear.k(), linear.n());
+        let x_len = elements(rows, k)?;
         // SAFETY: the caller keeps the memory alive and unchanged for the call (see the stub file).
         let x = unsafe {
             match linear.dtype() {
@@ -154,15 +148,15 @@ impl PackedLinear {
         };
         let out_dtype = if out_float32 { Dtype::F32 } else { linear.dtype() };
         // SAFETY: as above; nothing else uses `out` during the call.
-        let out = unsafe { output(out, span(rows, out_stride, linear.n())?, out_dtype) }?;
-        py.detach(|| linear.forward(x, x_stride, out, out_stride, rows)).map_err(value_error)
+        let out = unsafe { output(out, elements(rows, n)?, out_dtype) }?;
+        py.detach(|| linear.forward(x, k, out, n, rows)).map_err(value_error)
     }
 
     fn embed(&self, py: Python<'_>, token_ids: usize, out: usize, rows: usize) -> PyResult<()> {
         let linear = &self.0;
         // SAFETY: the caller keeps the memory alive and unchanged for the call (see the stub file).
         let ids = unsafe { pointers::slice::<i32>(token_ids, rows) }?;
-        let len = span(rows, linear.k(), linear.k())?;
+        let len = elements(rows, linear.k())?;
         // SAFETY: as above; nothing else uses `out` during the call.
         let out = unsafe { output(out, len, linear.dtype()) }?;
         py.detach(|| linear.embed(ids, out)).map_err(value_error)

@@ -4,18 +4,14 @@
 #![allow(clippy::inline_always, reason = "generic code must inline into its target_feature caller")]
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
-use super::tiles::{
-    CHUNK_VECTORS, MAX_ROWS, Scores, Span, Values, Weights, rescale, tile_vectors, with_tile,
+use super::addresses::{
+    ChunkPointers, chunk_pointers, list_stream, pointers_ahead, seen_in, span_of,
 };
+use super::tiles::{MAX_ROWS, Scores, Span, Values, Weights, rescale, tile_vectors, with_tile};
 use super::{Attention, CHUNK, Item};
-use crate::cache::tile_offset;
 use crate::math::{Element, LANES, Lanes, Op};
 
-/// Vectors of positions between what is worked on and what is asked of memory: a register tile, so that the
-/// first-level cache holds both.
-const LOOKAHEAD: usize = 4;
 /// Vectors of values asked for while weights are computed, which would leave memory idle.
 const WEIGHTS_AHEAD: usize = 4;
 
@@ -60,12 +56,6 @@ impl Totals {
         self.values.clear();
         self.values.resize(rows * head_dim, 0.0);
     }
-}
-
-/// Where the vectors of a chunk lie in the cache.
-struct ChunkPointers {
-    keys: [*const u32; CHUNK_VECTORS],
-    values: [*const u32; CHUNK_VECTORS],
 }
 
 /// Attention of one item: its queries against its chunks, one head after the other.
@@ -193,16 +183,6 @@ impl<E: Element> Op for Merge<'_, E> {
     }
 }
 
-/// Positions of the chunk from `start` that the item's query sees.
-fn span_of(attention: &Attention<'_>, item: &Item, query: usize, start: usize) -> Span {
-    let end = item.first_position + query + 1;
-    let first = if attention.window > 0 { end.saturating_sub(attention.window) } else { 0 };
-    Span {
-        first: first.saturating_sub(start).min(CHUNK),
-        end: end.saturating_sub(start).min(CHUNK),
-    }
-}
-
 /// The item's query rows side by side: [query, head of the group, `head_dim`].
 unsafe fn gather_queries<E: Element>(
     attention: &Attention<'_>,
@@ -225,87 +205,6 @@ unsafe fn gather_queries<E: Element>(
             query.set_len(query.len() + words);
         }
     }
-}
-
-/// Vectors of the chunk from `start` with a position that some query of the item sees.
-fn seen_in(attention: &Attention<'_>, item: &Item, start: usize) -> Range<usize> {
-    let first = span_of(attention, item, 0, start).first;
-    let end = span_of(attention, item, item.queries - 1, start).end;
-    first / LANES..end.div_ceil(LANES).max(first / LANES)
-}
-
-/// The vector of positions from `position` on: its keys, its values, and its part of the keys' tile when that is
-/// read in the order of memory.
-unsafe fn vector_pointers<E: Element>(
-    attention: &Attention<'_>,
-    item: &Item,
-    head: usize,
-    position: usize,
-) -> [*const u32; 3] {
-    let shape = &attention.shape;
-    // SAFETY: the table holds a block for every position below the sequence's length, the cache every block.
-    unsafe {
-        let table = attention.block_tables.add(item.slot * attention.table_stride);
-        let block = *table.add(position / shape.block_size) as usize;
-        let within = position % shape.block_size;
-        let cache = attention.kv_cache.cast::<u32>();
-        let keys = cache.add(tile_offset(shape, block, 0, head) / E::PER_WORD);
-        let values = cache.add(tile_offset(shape, block, 1, head) / E::PER_WORD);
-        let part = within / E::PER_WORD * shape.head_dim;
-        [keys.add(within), values.add(part), keys.add(part)]
-    }
-}
-
-/// Where the vectors with the chunk's visible positions lie.
-unsafe fn chunk_pointers<E: Element>(
-    attention: &Attention<'_>,
-    item: &Item,
-    head: usize,
-    start: usize,
-    seen: &Range<usize>,
-) -> ChunkPointers {
-    let none = [std::ptr::null(); CHUNK_VECTORS];
-    let mut pointers = ChunkPointers { keys: none, values: none };
-    for vector in seen.clone() {
-        // SAFETY: the caller's promise.
-        let [keys, values, _] =
-            unsafe { vector_pointers::<E>(attention, item, head, start + vector * LANES) };
-        pointers.keys[vector] = keys;
-        pointers.values[vector] = values;
-    }
-    pointers
-}
-
-/// All that an item will read, in order.
-unsafe fn list_stream<E: Element>(
-    attention: &Attention<'_>,
-    item: &Item,
-    stream: &mut Vec<*const u32>,
-) {
-    for head in item.heads.clone() {
-        for chunk in item.chunks.clone() {
-            let start = chunk * CHUNK;
-            let seen = seen_in(attention, item, start);
-            // SAFETY: the caller's promise.
-            let pointers = seen.map(|vector| unsafe {
-                vector_pointers::<E>(attention, item, head, start + vector * LANES)
-            });
-            stream.extend(pointers.clone().map(|[_, _, keys]| keys));
-            stream.extend(pointers.map(|[_, values, _]| values));
-        }
-    }
-}
-
-/// What lies [`LOOKAHEAD`] behind each vector of a chunk in the stream; its end stands for all that would follow.
-fn pointers_ahead(stream: &[*const u32], done: usize, seen: &Range<usize>) -> ChunkPointers {
-    let none = [std::ptr::null(); CHUNK_VECTORS];
-    let mut pointers = ChunkPointers { keys: none, values: none };
-    let last = stream.len() - 1;
-    for (i, vector) in seen.clone().enumerate() {
-        pointers.keys[vector] = stream[last.min(done + i + LOOKAHEAD)];
-        pointers.values[vector] = stream[last.min(done + seen.len() + i + LOOKAHEAD)];
-    }
-    pointers
 }
 
 /// One register tile of rows against one chunk.
