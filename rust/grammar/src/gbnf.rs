@@ -4,6 +4,7 @@
 //! terminal where both mean the same, which `terminals` finds out, and is taken apart where they do not.
 
 mod emit;
+mod links;
 mod parse;
 mod terminals;
 

@@ -4,6 +4,7 @@
 //! block recycled too early changes the answer.
 #![allow(dead_code)]
 
+pub(crate) mod bench;
 pub(crate) mod engine;
 
 use std::sync::Arc;
