@@ -19,6 +19,7 @@ mod decode_rows;
 mod in_flight_prefixes;
 mod invariants;
 mod preemption;
+mod prefix_waits;
 mod prompt_rows;
 mod queue;
 mod requests;
@@ -150,7 +151,15 @@ impl Scheduler {
             self.drop_stopped();
         }
         let admit = !preempted || self.is_idle();
-        self.write_row_groups(writer, open);
+        let (min_blocks, block_size) = (self.config.group_min_blocks, self.config.block_size);
+        self.row_groups.write(
+            min_blocks,
+            block_size,
+            self.kv.groups(),
+            &self.sequences,
+            writer,
+            open,
+        );
         self.choose_prompt_rows(writer, admit);
         while self.prompt_rows.is_empty() && is_alone && open.rows.is_empty() && self.is_stalled {
             // Only prompts run, and each waits for blocks that another holds.

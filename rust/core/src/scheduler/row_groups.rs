@@ -1,7 +1,8 @@
 //! Groups of decode rows that share their first blocks, so that a shared prefix can be read once for all of them.
 
 use crate::ids::{BlockId, SequenceId};
-use crate::scheduler::Scheduler;
+use crate::kv_cache::cache_groups::CacheGroups;
+use crate::scheduler::sequence::Sequences;
 use crate::step::open_step::OpenStep;
 use crate::step::writer::PlanWriter;
 
@@ -23,41 +24,45 @@ impl RowGroups {
     pub(crate) fn invalidate(&mut self) {
         self.stale = true;
     }
-}
 
-impl Scheduler {
-    /// Write the groups of the decode rows chosen so far. Rows of one group hold the same first blocks, all of them full
+    /// Write the groups of the decode rows chosen so far that share `min_blocks` blocks at least; 0 for none. Rows of one group hold the same first blocks, all of them full
     /// and computed, in the tables of full attention; tables of sliding windows may differ.
-    pub(crate) fn write_row_groups(&mut self, writer: &mut PlanWriter<'_>, open: &OpenStep) {
+    pub(crate) fn write(
+        &mut self,
+        min_blocks: usize,
+        block_size: usize,
+        groups: &CacheGroups,
+        sequences: &Sequences,
+        writer: &mut PlanWriter<'_>,
+        open: &OpenStep,
+    ) {
         // A sliding window alone has no first blocks for rows to share.
-        let anchor = self.kv.groups().anchor();
-        if self.config.group_min_blocks == 0 || self.kv.groups().is_sliding(anchor) {
+        let anchor = groups.anchor();
+        if min_blocks == 0 || groups.is_sliding(anchor) {
             return;
         }
         let rows = open.rows.iter().map(|row| row.id);
-        if self.row_groups.stale || !rows.clone().eq(self.row_groups.rows.iter().copied()) {
-            self.row_groups.rows.clear();
-            self.row_groups.rows.extend(rows);
-            self.row_groups.stale = false;
-            self.find_row_groups();
+        if self.stale || !rows.clone().eq(self.rows.iter().copied()) {
+            self.rows.clear();
+            self.rows.extend(rows);
+            self.stale = false;
+            self.find(min_blocks, block_size, anchor, sequences);
         }
-        for &(start, len, blocks) in &self.row_groups.found {
-            writer.group(self.row_groups.keys[start..start + len].iter().map(|key| key.1), blocks);
+        for &(start, len, blocks) in &self.found {
+            writer.group(self.keys[start..start + len].iter().map(|key| key.1), blocks);
         }
     }
 
-    fn find_row_groups(&mut self) {
-        let min = self.config.group_min_blocks;
-        let anchor = self.kv.groups().anchor();
-        let RowGroups { rows, keys, found, .. } = &mut self.row_groups;
+    fn find(&mut self, min_blocks: usize, block_size: usize, anchor: usize, sequences: &Sequences) {
+        let Self { rows, keys, found, .. } = self;
         keys.clear();
         found.clear();
         for (row, &id) in rows.iter().enumerate() {
-            let sequence = &self.sequences[id];
+            let sequence = &sequences[id];
             // The block that the row writes is not shared.
-            let full = (sequence.computed - 1) / self.config.block_size;
-            if full >= min {
-                keys.push((sequence.tables.group(anchor).blocks()[min - 1], row));
+            let full = (sequence.computed - 1) / block_size;
+            if full >= min_blocks {
+                keys.push((sequence.tables.group(anchor).blocks()[min_blocks - 1], row));
             }
         }
         keys.sort_unstable();
@@ -66,9 +71,8 @@ impl Scheduler {
             let len = keys[start..].iter().take_while(|key| key.0 == keys[start].0).count();
             if len > 1 {
                 let full = |key: &(BlockId, usize)| {
-                    let sequence = &self.sequences[rows[key.1]];
-                    &sequence.tables.group(anchor).blocks()
-                        [..(sequence.computed - 1) / self.config.block_size]
+                    let sequence = &sequences[rows[key.1]];
+                    &sequence.tables.group(anchor).blocks()[..(sequence.computed - 1) / block_size]
                 };
                 let members = &keys[start..start + len];
                 let first = full(&members[0]);
