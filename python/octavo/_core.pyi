@@ -265,8 +265,8 @@ class Vocabulary:
 
         Args:
             kind: "json" (a JSON schema), "json_object" (any object; spec is not read), "regex" (Rust's syntax, with
-                ASCII's digits, words and blanks; the whole text matches), "choice" (a JSON list of texts) or
-                "grammar" (Lark, or GBNF with `root ::=`).
+                ASCII's digits, words and blanks, and look-ahead at its start; the whole text matches), "choice" (a
+                JSON list of texts) or "grammar" (Lark, or GBNF with `root ::=`).
             spec: the specification, 256 KiB at most.
 
         Parts of a JSON text are at most one space apart, or one line break and an indentation of 32 blanks.

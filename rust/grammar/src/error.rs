@@ -49,10 +49,14 @@ fn reworded(message: &str) -> String {
     {
         // What follows is the library's own grammar around the expression.
         let reason = reason.lines().next().unwrap_or_default();
-        return format!(
-            "the regular expression is not valid: {reason}\n{}",
-            place.trim_end().trim_start_matches('\n')
-        );
+        let place = place.trim_end().trim_start_matches('\n');
+        if reason.contains("including look-ahead") {
+            return format!(
+                "the regular expression is not valid: look-ahead is supported only at the start, look-behind is not\n\
+                 {place}\nwrite which texts are allowed instead"
+            );
+        }
+        return format!("the regular expression is not valid: {reason}\n{place}");
     }
     if let Some(panic) = text.strip_prefix("panic: ") {
         return format!("the grammar library cannot handle it ({})", panic.trim());

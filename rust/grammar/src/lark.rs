@@ -37,7 +37,7 @@ pub(crate) fn check_lark(grammar: &str) -> Result<(), Error> {
     let conjunctions = code.matches('&').count();
     if conjunctions > MAX_AT_ONCE {
         return Err(Error::specification(format!(
-            "the grammar has {conjunctions} of the operator &; {MAX_AT_ONCE} are the most"
+            "the grammar has {conjunctions} of the operator &; the limit is {MAX_AT_ONCE}"
         )));
     }
     Ok(())

@@ -16,6 +16,7 @@ mod constraints;
 mod error;
 mod gbnf;
 mod lark;
+mod lookahead;
 mod matcher;
 mod numbers;
 mod schema;

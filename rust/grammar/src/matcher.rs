@@ -146,7 +146,7 @@ impl Matcher {
 
     fn fail(&mut self, message: &str) -> String {
         self.state = State::Failed;
-        format!("the grammar cannot be followed any further: {}", cleaned(message))
+        format!("the grammar cannot continue: {}", cleaned(message))
     }
 
     fn apply(&mut self, token: u32) -> Result<State, String> {

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::closed::close_objects;
 use crate::error::Error;
+use crate::lookahead::rewrite_patterns;
 use crate::numbers::{NAMED, check_divisors, make_exact};
 
 /// Whitespace between two parts of a JSON text: one space, or one line break and an indentation. A weak model repeats
@@ -51,6 +52,9 @@ pub(crate) fn check_schema(schema: Value) -> Result<Value, Error> {
     check_size(&schema)?;
     make_exact(&mut schema)?;
     close_objects(&mut schema);
+    if rewrite_patterns(&mut schema)? {
+        check_size(&schema)?;
+    }
     if !mentions(&schema, "patternProperties") {
         keep_names_apart(&mut schema);
     }
@@ -78,7 +82,7 @@ pub(crate) fn check_size(schema: &Value) -> Result<(), Error> {
                 if optional > MAX_OPTIONAL {
                     return Err(Error::specification(format!(
                         "the JSON schema has an object with {optional} properties that are not \"required\"; \
-                         {MAX_OPTIONAL} are the most"
+                         the limit is {MAX_OPTIONAL}"
                     )));
                 }
                 if let Some(divisor) = map.get("multipleOf").and_then(Value::as_f64) {
@@ -95,7 +99,7 @@ pub(crate) fn check_size(schema: &Value) -> Result<(), Error> {
     if at_once > MAX_AT_ONCE {
         return Err(Error::specification(format!(
             "the JSON schema has texts match up to {at_once} of \"pattern\" and \"format\" at once, by \"allOf\" and \
-             \"$ref\"; {MAX_AT_ONCE} are the most"
+             \"$ref\"; the limit is {MAX_AT_ONCE}"
         )));
     }
     let levels = references
@@ -105,8 +109,8 @@ pub(crate) fn check_size(schema: &Value) -> Result<(), Error> {
         .sum::<usize>();
     if levels > MAX_REFERENCED_DEPTH {
         return Err(Error::specification(format!(
-            "the JSON schema's references lead through {levels} levels of definitions; {MAX_REFERENCED_DEPTH} are the \
-             most"
+            "the JSON schema's references lead through {levels} levels of definitions; the limit is \
+             {MAX_REFERENCED_DEPTH}"
         )));
     }
     Ok(())
@@ -207,7 +211,7 @@ fn check_count(name: &str, value: Option<&Value>, most: usize) -> Result<(), Err
         return Ok(());
     }
     Err(Error::specification(format!(
-        "the JSON schema has an object with {count} {name}; {most} are the most"
+        "the JSON schema has an object with {count} {name}; the limit is {most}"
     )))
 }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::error::Error;
 use crate::gbnf::{gbnf_to_lark, is_gbnf};
 use crate::lark::check_lark;
+use crate::lookahead;
 use crate::schema::check_schema;
 
 /// Bytes of a specification.
@@ -19,7 +20,7 @@ const MAX_BYTES: usize = 256 << 10;
 pub enum Kind {
     /// A JSON schema, as text.
     Json,
-    /// A regular expression in Rust's syntax that the whole text matches; `\d`, `\w` and `\s` stand for ASCII's.
+    /// A regular expression in Rust's syntax, with look-aheads at its start, that the whole text matches; `\d`, `\w` and `\s` stand for ASCII's.
     Regex,
     /// A JSON list of texts, one of which is the answer.
     Choice,
@@ -47,7 +48,7 @@ impl Kind {
 pub(crate) fn source(kind: Kind, spec: &str) -> Result<TopLevelGrammar, Error> {
     if spec.len() > MAX_BYTES {
         return Err(Error::specification(format!(
-            "it has {} bytes; {MAX_BYTES} are the most",
+            "it has {} bytes; the limit is {MAX_BYTES}",
             spec.len()
         )));
     }
@@ -66,10 +67,12 @@ pub(crate) fn source(kind: Kind, spec: &str) -> Result<TopLevelGrammar, Error> {
             ))
         }
         Kind::Regex => {
-            let lark = match spec {
-                "" => "start: \"\"".to_owned(),
-                // Digits, words and blanks are ASCII's: nobody means Tamil's by \d.
-                _ => format!("start: /{}/", regex_to_lark(spec, "dws")),
+            // Digits, words and blanks are ASCII's: nobody means Tamil's by \d.
+            let literal = |expression: &str| format!("/{}/", regex_to_lark(expression, "dws"));
+            let lark = match lookahead::to_lark(spec, literal)? {
+                Some(lark) => lark,
+                None if spec.is_empty() => "start: \"\"".to_owned(),
+                None => format!("start: {}", literal(spec)),
             };
             Ok(TopLevelGrammar::from_lark(lark))
         }
