@@ -163,7 +163,7 @@ CORRUPT = {
     "key of no bytes": (gguf([entry("", U32, bytes(4))], data=99), "a key of 0 bytes"),
     "key longer than the file": (
         gguf([struct.pack("<Q", 60_000) + b"key" + bytes(9)], data=99),
-        "60000 bytes are announced",
+        "60000 bytes are needed",
     ),
     "key of any length": (
         gguf([struct.pack("<Q", HUGE) + b"key" + bytes(9)], data=99),
@@ -200,7 +200,7 @@ CORRUPT = {
     "alignment of another type": (gguf([entry("general.alignment", U8, b" ")]), "u32 is needed, not u8"),
     "alignment past the end": (
         gguf([entry("general.alignment", U32, struct.pack("<I", 2**31))], [A], 68),
-        'tensor "a" .*leave the file',
+        'tensor "a" .*outside the file',
     ),
     "five dimensions": (gguf([], [tensor("a", [32, 1, 1, 1, 1], TYPE_Q8_0, 0)], 34), "5 dimensions"),
     "dimensions without end": (
@@ -218,12 +218,12 @@ CORRUPT = {
     "tensor name of no bytes": (gguf([], [tensor("", [32], TYPE_Q8_0, 0)], 34), "tensor name of 0 bytes"),
     "tensor twice": (gguf([], [A, tensor("a", [32], TYPE_Q8_0, 96)], 999), 'tensor "a" .*there twice'),
     "offset off the alignment": (gguf([], [tensor("a", [32], TYPE_Q8_0, 16)], 99), "16 is not a multiple of 32"),
-    "offset past the end": (gguf([], [tensor("a", [32], TYPE_Q8_0, 64)], 97), 'tensor "a" .*leave the file'),
+    "offset past the end": (gguf([], [tensor("a", [32], TYPE_Q8_0, 64)], 97), 'tensor "a" .*outside the file'),
     "offset that overflows": (
         gguf([], [tensor("a", [32], TYPE_Q8_0, 2**64 - 32)], 99),
-        'tensor "a" .*leave the file',
+        'tensor "a" .*outside the file',
     ),
-    "data one byte short": (gguf([], [A], 67), 'tensor "a" .*68 bytes .*leave the file'),
+    "data one byte short": (gguf([], [A], 67), 'tensor "a" .*68 bytes .*outside the file'),
     "overlap": (gguf([], [tensor("b", [32], TYPE_Q8_0, 64), A], 999), 'tensor "b" .*overlaps .*"a"'),
     "same place": (gguf([], [tensor("b", [32], TYPE_Q8_0, 0), A], 999), "overlaps"),
 }

@@ -94,7 +94,7 @@ CORRUPT = {
     "metadata twice": (safetensors('{"__metadata__":{"k":"1","k":"2"}}'), '"k" is there twice'),
     "tensor twice": (safetensors(TWICE, 16), '"a" is there twice'),
     "end before start": (safetensors({"a": info(8, 0)}, 8), r'tensor "a" .*\[8, 0\]'),
-    "end past the file": (safetensors({"a": info(0, 8)}, 7), r'tensor "a" .*leave the 7 bytes'),
+    "end past the file": (safetensors({"a": info(0, 8)}, 7), r'tensor "a" .*outside the 7 bytes'),
     "offsets of any size": (safetensors({"a": info(2**63, 2**63 + 8)}, 8), 'tensor "a" .*leave'),
     "size too small": (safetensors({"a": info(0, 4)}, 4), r'tensor "a" .*F32 \[2\] does not take'),
     "size too large": (safetensors({"a": info(0, 12)}, 12), "does not take the 12 bytes"),

@@ -108,7 +108,7 @@ impl Config {
             return refuse(
                 "max_num_batched_tokens",
                 format!(
-                    "{} is less than max_num_seqs ({}); raise the one or lower the other",
+                    "{} is less than max_num_seqs ({}); raise max_num_batched_tokens or lower max_num_seqs",
                     self.max_num_batched_tokens, self.max_num_seqs
                 ),
             );

@@ -211,7 +211,7 @@ impl RequestSpec {
         }
         let bad = |value: f32| value.is_nan() || value == f32::INFINITY;
         if let Some((id, value)) = self.logit_bias.iter().find(|&&(_, value)| bad(value)) {
-            return refuse("logit_bias", format!("{value} of token {id} is no finite number"));
+            return refuse("logit_bias", format!("{value} of token {id} is not a finite number"));
         }
         let each = if self.min_tokens > 0 { self.early_biases(config).len() } else { count };
         if self.n.saturating_mul(each) > config.bias_capacity() {

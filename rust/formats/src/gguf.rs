@@ -113,7 +113,7 @@ fn read_name(source: &mut Source<impl Read>, what: &str) -> Result<(u64, String)
     if len == 0 || len > LONGEST_NAME {
         return Err(Error::corrupt(
             offset,
-            format!("a {what} of {len} bytes; 1 to {LONGEST_NAME} can be"),
+            format!("a {what} of {len} bytes; the length must be 1 to {LONGEST_NAME}"),
         ));
     }
     let mut bytes = Vec::new();
@@ -163,7 +163,7 @@ fn read_tensors(
             tensor.offset.checked_add(data).and_then(|start| start.checked_add(tensor.num_bytes));
         if end.is_none_or(|end| end > file_len) {
             let what = format!(
-                "its {} bytes at {} after the header's end at {data} leave the file of {file_len} bytes",
+                "its {} bytes at {} after the header's end at {data} lie outside the file of {file_len} bytes",
                 tensor.num_bytes, tensor.offset
             );
             return Err(
@@ -185,7 +185,7 @@ fn read_tensor(
     let at = source.position();
     let num_dimensions = u32::from_le_bytes(source.array()?);
     if num_dimensions > MOST_DIMENSIONS {
-        let what = format!("{num_dimensions} dimensions; at most {MOST_DIMENSIONS} can be");
+        let what = format!("{num_dimensions} dimensions; the limit is {MOST_DIMENSIONS}");
         return Err(Error::corrupt(at, what));
     }
     let mut shape = Vec::new();

@@ -70,14 +70,14 @@ fn read_len(reader: &mut impl Read, file_len: u64) -> Result<u64, Error> {
     let room = file_len.saturating_sub(LEN_BYTES);
     if len > room {
         let what = format!(
-            "a header of {len} bytes in a file of {file_len}: is it cut short, or no safetensors file?"
+            "a header of {len} bytes does not fit a file of {file_len}; it may be cut short, or not a safetensors file"
         );
         return Err(Error::corrupt(0, what));
     }
     if len > LONGEST_HEADER {
         return Err(Error::corrupt(
             0,
-            format!("a header of {len} bytes; at most {LONGEST_HEADER} can be"),
+            format!("a header of {len} bytes is too long; the limit is {LONGEST_HEADER}"),
         ));
     }
     Ok(LEN_BYTES + len)
@@ -142,7 +142,7 @@ impl RawTensor<'_> {
         };
         if start > end || end > file_len - data {
             let what = format!(
-                "its data_offsets [{start}, {end}] leave the {} bytes of data",
+                "its data_offsets [{start}, {end}] lie outside the {} bytes of data",
                 file_len - data
             );
             return Err(Error::corrupt(data.saturating_add(start), what));

@@ -41,7 +41,7 @@ impl<R: Read> Source<R> {
         let left = self.file_len.saturating_sub(self.position);
         let what = if len > left {
             format!(
-                "{len} bytes are announced or needed here, and the file ends after {left}: is it cut short?"
+                "{len} bytes are needed here, but the file ends after {left}; it may be cut short"
             )
         } else {
             format!("the header is longer than {} MiB", LONGEST_HEADER >> 20)
