@@ -1,8 +1,8 @@
 """Attention of rows with one query over the paged cache.
 
-Decoding is a matter of reading keys and values at the memory's rate (Flash-Decoding, Dao et al. 2023, splits a row's
-keys for that). The query heads of a kv head share what is read: they are the rows of one tensor-core product. A row of
-one chunk is done with it; the partials of others are merged.
+Decoding reads keys and values at the memory's rate (Flash-Decoding, Dao et al. 2023, splits a row's keys for that).
+The query heads of a kv head share what is read: they are the rows of one tensor-core product. A row of one chunk is
+complete with it; the partials of other rows are merged.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _decode_kernel(
     await_previous(PDL)
     if TURNS:
         ended = tl.atomic_add(turns + 1, 1, sem="relaxed")
-        # Whoever ends last puts back to zero what the next layer counts by.
+        # The last program to end resets the counters for the next layer.
         tl.store(turns, 0, mask=ended == programs - 1)
         tl.store(turns + 1, 0, mask=ended == programs - 1)
     if LONG:

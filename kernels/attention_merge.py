@@ -53,9 +53,9 @@ def _merge_constants(shape: AttentionShape, together: int) -> dict[str, Any]:
 
 @triton.jit
 def _load_partial(values, stats, places, rows, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
-    """Maximum, sum and weighted values of the partials at places [n]; those of nothing where rows is false.
+    """Maximum, sum and weighted values of the partials at places [n]; neutral ones where rows is false.
 
-    Each is read once, so it passes by the first cache.
+    Each is read once, so it bypasses the first cache.
     """
     dims = tl.arange(0, DIMS)
     m = tl.load(stats + places * 2, mask=rows, other=float("-inf"), cache_modifier=".cg")

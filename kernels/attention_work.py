@@ -43,10 +43,10 @@ SORTED_ROWS = 32
 short ones among long ones keep the memory busy."""
 
 SPLIT_ROUNDS = 3
-"""Of single chunks each program gets so many in the mean, after the rows taken whole."""
+"""Single chunks that each program gets on average, after the rows taken whole."""
 
 _HOPPER_SHARED_BYTES = 160 << 10
-"""A program's shared memory from which on a GPU is launched on as Hopper is, which has 227 KB."""
+"""Shared memory of a program from which a GPU is launched like Hopper, which has 227 KB."""
 
 
 class AttentionWork:
@@ -141,8 +141,8 @@ def work_bytes(max_num_seqs: int, max_model_len: int, max_tokens: int, shape: At
 def device_limits(device: torch.device) -> tuple[int, int]:
     """Compute capability (90 for 9.0) and number of multiprocessors; of the GPU in use for the meta device.
 
-    Later GPUs whose programs have no more shared memory than 8.9's (compute capability 12) are launched on as these.
-    Without a GPU Triton's interpreter stands in, which knows no more than the least of them.
+    Later GPUs whose programs have no more shared memory than 8.9's (compute capability 12) are launched like 8.9.
+    Without a GPU, Triton's interpreter is treated as the least of them.
     """
     if device.type == "cpu" or not torch.cuda.is_available():
         return 80, 2
@@ -163,7 +163,7 @@ def decode_launch(work: AttentionWork, tokens: int) -> DecodeConfig:
 
 
 def split_rows(work: AttentionWork, tokens: int, *, grouped: bool) -> int:
-    """Of so many rows at most, how many of the first there are that may have partials."""
+    """How many of the first `tokens` rows may have partials."""
     rows = min(tokens, work.max_num_seqs)
     decode = decode_launch(work, rows)
     if not takes_whole(work, decode, grouped):

@@ -11,7 +11,7 @@ The others are `sample`:
 2. `sample_blocks.reduce_blocks_kernel`: every logit is read once; maxima of parts and blocks, and the best of scaled
    logit plus noise where a row is drawn without limits.
 3. `sample_thresholds.draw_limited_kernel`: rows with top_k, top_p or min_p.
-4. `_choose_kernel`: the token of each row, its log probabilities, and what the next step must know of it.
+4. `_choose_kernel`: the token of each row, its log probabilities, and what the next step needs to know of it.
 
 The draw by the largest of scaled logit plus Gumbel noise is the Gumbel-max trick (Maddison et al., "A* Sampling",
 2014).

@@ -282,7 +282,7 @@ class Grammar:
 
 @final
 class Constraints:
-    """What the requests that run are held to: a matcher an answer. Thread safe; calls wait for each other."""
+    """The constraints of the running requests: a matcher for each answer. Thread safe; calls wait for each other."""
 
     def __new__(cls, vocabulary: Vocabulary) -> Constraints: ...
     def __len__(self) -> int:
@@ -297,14 +297,14 @@ class Constraints:
         allowed_token_ids: list[int] | None = None,
         bad_words: list[list[int]] | None = None,
     ) -> None:
-        """Hold the n answers of a request to any of the three together.
+        """Constrain the n answers of a request by any of the three together.
 
         Args:
             request_id: one that is not known yet.
             n: answers.
             grammar: what the text follows. Where it is complete end tokens are allowed; once it can only end, they
-                alone are, then and ever after.
-            allowed_token_ids: no other token may be drawn; with a grammar, end tokens may all the same.
+                alone are, from then on.
+            allowed_token_ids: the only tokens that may be drawn; with a grammar, end tokens are allowed too.
             bad_words: token sequences; the last token of one is banned where the tokens before it were just drawn,
                 unless nothing else is left.
 
@@ -326,15 +326,15 @@ class Constraints:
             row_words: ceil(vocab_size / 32) at least.
 
         Returns:
-            (index of the row, reason) where a grammar cannot be followed any further: it met a limit, or the tokens
-            left cannot write what must come. Such rows allow end tokens only, and are told of once.
+            (index of the row, reason) where a grammar cannot continue: it met a limit, or the tokens left
+            cannot write what must come. Such rows allow end tokens only, and are reported once.
 
         Raises:
             ValueError: a null pointer, one not aligned to 4 bytes, rows too short, keys cut short.
         """
 
     def advance(self, frame: StepOutput) -> list[tuple[int, str]]:
-        """Take the tokens of a frame's events; those of requests not known here are passed over.
+        """Take the tokens of a frame's events; events of unknown requests are skipped.
 
         Returns:
             (index of the event, reason) as `fill`.

@@ -219,7 +219,7 @@ impl KvCache {
         forgotten
     }
 
-    /// Forget the prefix of a block that nobody holds. True when it had one.
+    /// Forget the prefix of a block that no table holds. True when it had one.
     fn forget(&mut self, block: BlockId) -> bool {
         if !self.prefix.contains(block) {
             return false;

@@ -4,7 +4,7 @@ use crate::config::{Config, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, Policy};
 use crate::error::{Error, Result};
 use crate::kv_cache::cache_groups::CacheGroups;
 
-/// How the tokens of a request are drawn; handed on to the device, the core reads none of it.
+/// How the tokens of a request are drawn. The core passes it to the device and does not read it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 takes the likeliest token.
@@ -78,11 +78,11 @@ pub struct RequestSpec {
     pub priority: i32,
     /// Requests share cached prefixes only with those of the same salt.
     pub cache_salt: Vec<u8>,
-    /// Adapter the model runs with; 0 is none.
+    /// Adapter of the model; 0 for none.
     pub adapter: u32,
     /// Added to the logits of single tokens, each named once; minus infinity bans a token.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Every sample is held to a set of tokens that the caller makes when the sample is planned.
+    /// Every sample is constrained to a set of tokens, which the caller makes when the sample is planned.
     pub constrained: bool,
 }
 

@@ -11,7 +11,7 @@ pub struct Stats {
     pub running: u64,
     /// Blocks that sequences can hold.
     pub blocks_total: u64,
-    /// Blocks nobody holds; cached ones among them are taken last.
+    /// Blocks that no table holds; cached ones are taken last.
     pub blocks_free: u64,
     /// Blocks that hold a prefix others can reuse, held or free.
     pub blocks_cached: u64,

@@ -1,7 +1,7 @@
 //! The threads that all kernels share.
 //!
-//! A loop's items are claimed one by one from a counter, so which thread runs an item is left open: a kernel must
-//! not let it show in the result. Workers spin for some tens of microseconds after a loop, because the next kernel
+//! A loop's items are claimed one by one from a counter, so any thread may run any item: a kernel's result must
+//! not depend on it. Workers spin for some tens of microseconds after a loop, because the next kernel
 //! of a forward pass is that near, and sleep afterwards.
 #![allow(unsafe_code)]
 
@@ -88,8 +88,8 @@ struct ProcessPool {
     workers: Mutex<Option<Workers>>,
 }
 
-/// This process' pool. A forked child has none of its parent's threads, and perhaps a lock that nobody will ever
-/// release: it starts afresh.
+/// This process' pool. A forked child has none of its parent's threads, and its copy of the lock may never be
+/// released, so it starts a new pool.
 fn process_pool() -> &'static ProcessPool {
     let process_id = process::id();
     loop {
@@ -236,14 +236,14 @@ impl Shared {
         }
     }
 
-    /// A worker's life.
+    /// The worker's loop.
     fn work(&self) {
         INSIDE.set(true);
         let mut seen = 0;
         while let Some(word) = self.wait(seen) {
             seen = word >> EPOCH_SHIFT;
             if self.enter(seen) {
-                // SAFETY: inside an open loop nobody writes the cell.
+                // SAFETY: no thread writes the cell while a loop is open.
                 if let Some(job) = unsafe { *self.job.0.get() } {
                     self.claim(job);
                 }
@@ -294,7 +294,7 @@ pub(crate) mod testing {
 
     static TURN: Mutex<()> = Mutex::new(());
 
-    /// While it lives, nobody else sets the number; the default is back afterwards.
+    /// While it lives, no other test sets the number; dropping it restores the default.
     pub(crate) struct Turn(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
     impl Turn {

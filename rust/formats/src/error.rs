@@ -79,7 +79,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// A name out of a file nobody vouches for: escaped, and cut where it is long.
+/// A name from an untrusted file: escaped, and cut where it is long.
 pub(crate) struct Quoted<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Quoted<'_> {

@@ -10,7 +10,7 @@ const SETTLED: [&str; 2] = ["additionalProperties", "patternProperties"];
 /// Let objects that name their properties, and say nothing of others, have no others.
 ///
 /// By JSON Schema's letter such an object may have any. A model that may invent properties does so without end, and
-/// nobody who writes down an answer's fields means that: other engines close such objects too. A schema that puts
+/// that is not meant by a list of an answer's fields; other engines close such objects too. A schema that puts
 /// objects together out of several parts is left as it is written, for no part knows the properties of the others.
 pub(crate) fn close_objects(schema: &mut Value) {
     if !joins(schema) {

@@ -40,12 +40,12 @@ impl BadWords {
     }
 }
 
-/// What a request's answers are held to, any of the three together.
+/// The constraints of a request's answers, any of the three together.
 #[derive(Clone, Default)]
 pub struct Rules {
     /// The text follows it.
     pub grammar: Option<Arc<Grammar>>,
-    /// No other token may be drawn; with a grammar, end tokens may all the same.
+    /// The only tokens that may be drawn; with a grammar, end tokens are allowed too.
     pub allowed: Option<Vec<u32>>,
     /// Sequences that must not be written, unless the grammar leaves nothing else.
     pub bad_words: BadWords,
@@ -56,7 +56,7 @@ struct Request {
     allowed: Option<Box<[u32]>>,
     bad_words: BadWords,
     answers: Vec<Mutex<Answer>>,
-    /// An answer could not be followed any further, which was told: the caller ends them all.
+    /// An answer could not continue, which was reported: the caller ends them all.
     failed: AtomicBool,
     effort: Effort,
 }
@@ -194,8 +194,8 @@ impl Constraints {
     /// Write the masks of answers, each (request, answer), into `rows` of `row_words` words each.
     ///
     /// `parallel(items, body)` runs `body(0)` to `body(items - 1)`, on as many threads as it likes.
-    /// Returns the index and the reason of rows whose grammar cannot be followed any further: they allow end tokens
-    /// only, and are not told of again.
+    /// Returns the index and the reason of rows whose grammar cannot continue: they allow end tokens
+    /// only, and are not reported again.
     ///
     /// # Panics
     ///

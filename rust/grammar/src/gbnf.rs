@@ -20,7 +20,7 @@ type NodeId = usize;
 enum Node {
     /// One character of these ranges, sorted and apart.
     Chars(Vec<(u32, u32)>),
-    /// One after the other; the empty text where there is none.
+    /// One after the other; the empty text without items.
     Seq(Vec<NodeId>),
     /// One of them.
     Alt(Vec<NodeId>),

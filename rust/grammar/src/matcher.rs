@@ -73,7 +73,7 @@ pub struct Matcher {
     tokens: Arc<Tokens>,
     state: State,
     drawn: Vec<u32>,
-    /// How many were drawn when the lexer was made anew.
+    /// How many were drawn when the lexer was last rebuilt.
     renewed: usize,
 }
 

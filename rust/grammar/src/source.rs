@@ -67,7 +67,7 @@ pub(crate) fn source(kind: Kind, spec: &str) -> Result<TopLevelGrammar, Error> {
             ))
         }
         Kind::Regex => {
-            // Digits, words and blanks are ASCII's: nobody means Tamil's by \d.
+            // Digits, words and blanks are ASCII's: \d does not mean Tamil digits.
             let literal = |expression: &str| format!("/{}/", regex_to_lark(expression, "dws"));
             let lark = match lookahead::to_lark(spec, literal)? {
                 Some(lark) => lark,

@@ -107,7 +107,7 @@ impl BlockPool {
     /// that happened.
     ///
     /// # Panics
-    /// When nobody holds the block.
+    /// When no table holds the block.
     pub fn release(&mut self, block: BlockId, keep: bool) -> bool {
         let count = self.links[block.index()].count;
         assert!(count != FREE, "only a referenced block can be released");

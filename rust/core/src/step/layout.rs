@@ -123,7 +123,7 @@ impl Layout {
         self.len
     }
 
-    /// The named array of a filled arena; empty when there is none of that name.
+    /// The named array of a filled arena; empty when no array has that name.
     #[must_use]
     pub fn slice<'a>(&self, arena: &'a [i32], name: &str) -> &'a [i32] {
         self.arrays

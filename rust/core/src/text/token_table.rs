@@ -33,19 +33,19 @@ impl TokenTable {
         Self { bytes: bytes.into(), starts: starts.into(), flags: flags.into(), drop_leading_space }
     }
 
-    /// How many ids the table knows.
+    /// Number of ids.
     #[must_use]
     pub fn len(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// True when it knows none.
+    /// True when the table is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes of a token; none of an id past the end, which a model's padded vocabulary can produce.
+    /// The bytes of a token; empty for an id past the end, which a model's padded vocabulary can produce.
     #[must_use]
     pub fn bytes(&self, id: u32) -> &[u8] {
         let id = id as usize;

@@ -1,4 +1,4 @@
-//! Rows held to some tokens, and single logits that are changed.
+//! Rows constrained to some tokens, and single logits that are changed.
 #![allow(clippy::inline_always, reason = "generic code must inline into its target_feature caller")]
 
 use crate::math::{Lanes, Op, dispatch};

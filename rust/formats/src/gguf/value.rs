@@ -87,7 +87,7 @@ impl Strings {
         self.ends.len()
     }
 
-    /// True when there are none.
+    /// True when there are no values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()

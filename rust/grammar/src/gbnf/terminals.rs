@@ -77,7 +77,7 @@ impl Terminals {
 pub(super) enum Part {
     /// A terminal.
     Terminal(Terminal),
-    /// Something that is none.
+    /// A node that is not a terminal.
     Node(NodeId),
 }
 
