@@ -21,6 +21,7 @@ from octavo.kernels.attention import (
     row_sum,
     weigh_tile,
 )
+from octavo.kernels.attention_prefill_copy import first_tile_of, item_of_turn, load_prefill_tiles
 from octavo.kernels.attention_work import AttentionWork
 from octavo.kernels.compile_case import CompileCase
 from octavo.kernels.launch import launch
@@ -30,7 +31,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -112,77 +112,6 @@ def _constants(shape: AttentionShape, window: int, queries: int, stages: int) ->
 
 
 @gluon.jit
-def _item_of(turn, programs):
-    """The item of a program's turn. Every other round is dealt backwards, so that none gets the heaviest of all."""
-    place = gl.program_id(0)
-    return turn * programs + gl.where(turn % 2 == 0, place, programs - 1 - place)
-
-
-@gluon.jit
-def _first_tile(begin, TILE: gl.constexpr, WINDOW: gl.constexpr):
-    return gl.maximum(begin - WINDOW + 1, 0) // TILE if WINDOW > 0 else begin * 0
-
-
-@gluon.jit
-def _load_tiles(
-    cache,
-    tables,
-    table_stride,
-    items,
-    totals,
-    buffers,
-    full,
-    empty,
-    out_of_bounds,
-    KV_HEADS: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
-    WINDOW: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """The copying warp: keys, then values, of each tile of each item into the next buffer that is empty."""
-    BLOCKS: gl.constexpr = TILE // BLOCK_SIZE
-    HALVES: gl.constexpr = HEAD_DIM // 64
-    programs = gl.num_programs(0)
-    count = gl.load(totals + 2) * KV_HEADS
-    turns = (count + programs - 1) // programs
-    step = 0
-    for turn in range(turns):
-        index = _item_of(turn, programs)
-        if index < count:
-            item = items + index // KV_HEADS * 4
-            slot = gl.load(item)
-            begin = gl.load(item + 2)
-            end = begin + gl.load(item + 3)
-            # Blocks that no query sees may be another sequence's by now.
-            first_block = gl.maximum(begin - WINDOW + 1, 0) // BLOCK_SIZE if WINDOW > 0 else 0
-            last_block = (end - 1) // BLOCK_SIZE
-            table = tables + slot.to(gl.int64) * table_stride
-            head = index % KV_HEADS
-            for tile in range(_first_tile(begin, TILE, WINDOW), (end + TILE - 1) // TILE):
-                stage = step % STAGES
-                phase = step // STAGES & 1
-                ids = ()
-                for block in gl.static_range(BLOCKS):
-                    place = tile * BLOCKS + block
-                    held = (place >= first_block) & (place <= last_block)
-                    ids = ids + (gl.load(table + place, mask=held, other=-1),)  # type: ignore[assignment]  # noqa: RUF005
-                for half in gl.static_range(2):
-                    at = stage * 2 + half
-                    mbarrier.wait(empty.index(at), phase ^ 1)
-                    mbarrier.expect(full.index(at), TILE * HEAD_DIM * 2)
-                    for block in gl.static_range(BLOCKS):
-                        # Rows outside the cache are filled with zeros.
-                        row = ((ids[block] * 2 + half) * KV_HEADS + head) * BLOCK_SIZE
-                        row = gl.where(ids[block] < 0, out_of_bounds, row)
-                        for part in gl.static_range(HALVES):
-                            buffer = buffers.index((at * HALVES + part) * BLOCKS + block)
-                            tma.async_copy_global_to_shared(cache, [row, part * 64], full.index(at), buffer)
-                step += 1
-
-
-@gluon.jit
 def _merge(m_all, total_all, acc_all, m, total, acc, ROW: gl.constexpr, ACC: gl.constexpr):
     """The sums of all chunks so far with those of one more."""
     top, old, new = merge_factors(m_all, m)
@@ -247,7 +176,7 @@ def _attend(
     turns = (count + programs - 1) // programs
     step = 0
     for turn in range(turns):
-        index = _item_of(turn, programs)
+        index = item_of_turn(turn, programs)
         if index < count:
             item = items + index // KV_HEADS * 4
             first = gl.load(item + 1)
@@ -262,7 +191,7 @@ def _attend(
             q_buffer.store(q)
             fence_async_shared()
 
-            first_tile = _first_tile(begin, TILE, WINDOW)
+            first_tile = first_tile_of(begin, TILE, WINDOW)
             last_tile = (end + TILE - 1) // TILE
             whole = 0
             if WINDOW > 0:
@@ -401,84 +330,26 @@ def _prefill_hopper_kernel(
         mbarrier.init(empty.index(i), count=2)
     fence_async_shared()
     gl.thread_barrier()
+    # fmt: off
     gl.warp_specialize(
         [
-            (
-                _attend,
-                (
-                    LOWER,
-                    qkv,
-                    out,
-                    items,
-                    totals,
-                    scale,
-                    queries,
-                    ones,
-                    tiles,
-                    full,
-                    empty,
-                    HEADS,
-                    KV_HEADS,
-                    HEAD_DIM,
-                    BLOCK_SIZE,
-                    TILE,
-                    CHUNK,
-                    SOFTCAP,
-                    WINDOW,
-                    QUERIES,
-                    STAGES,
-                ),
-            ),
-            (
-                _attend,
-                (
-                    UPPER,
-                    qkv,
-                    out,
-                    items,
-                    totals,
-                    scale,
-                    queries,
-                    ones,
-                    tiles,
-                    full,
-                    empty,
-                    HEADS,
-                    KV_HEADS,
-                    HEAD_DIM,
-                    BLOCK_SIZE,
-                    TILE,
-                    CHUNK,
-                    SOFTCAP,
-                    WINDOW,
-                    QUERIES,
-                    STAGES,
-                ),
-            ),
-            (
-                _load_tiles,
-                (
-                    cache,
-                    tables,
-                    table_stride,
-                    items,
-                    totals,
-                    buffers,
-                    full,
-                    empty,
-                    out_of_bounds,
-                    KV_HEADS,
-                    HEAD_DIM,
-                    BLOCK_SIZE,
-                    TILE,
-                    WINDOW,
-                    STAGES,
-                ),
-            ),
+            (_attend, (
+                LOWER, qkv, out, items, totals, scale, queries, ones, tiles, full, empty,
+                HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, CHUNK, SOFTCAP, WINDOW, QUERIES, STAGES,
+            )),
+            (_attend, (
+                UPPER, qkv, out, items, totals, scale, queries, ones, tiles, full, empty,
+                HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, CHUNK, SOFTCAP, WINDOW, QUERIES, STAGES,
+            )),
+            (load_prefill_tiles, (
+                cache, tables, table_stride, items, totals, buffers, full, empty, out_of_bounds,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES,
+            )),
         ],
         [4, 1],
         [240, 24],
     )
+    # fmt: on
 
 
 def compile_cases(capability: int) -> list[CompileCase]:

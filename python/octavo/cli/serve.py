@@ -173,8 +173,8 @@ async def _serve(
 ) -> None:
     listener, *others = listeners
     options, settings = plan.options, plan.settings
-    admin_url = None if admin is None else _url(admin[0], settings)
-    announcer = Announcer(_url(listener, settings), admin_url, options.shutdown_timeout, needs_key=keys.required)
+    urls = _url(listener, settings), None if admin is None else _url(admin[0], settings)
+    announcer = Announcer(*urls, options.shutdown_timeout, needs_key=keys.required)
     early = _early_signals()
     announcer.starting([model.id for model in plan.models], api_processes=options.api_processes)
     with ExitStack() as shown:
@@ -196,10 +196,9 @@ async def _serve(
         watchdog = None
         try:
             state = ServerState(settings, starter, keys=keys)
-            populate(state.registry, plan.models, plan.aliases)
-            watchdog = asyncio.ensure_future(
-                keep_watchdog(lambda: not any(entry.lost() for entry in state.registry.entries))
-            )
+            registry = state.registry
+            populate(registry, plan.models, plan.aliases)
+            watchdog = asyncio.ensure_future(keep_watchdog(lambda: not any(e.lost() for e in registry.entries)))
             delay = _drain_delay(options)
             processes = _api_processes(plan, environment_key, delay, others, state)
 
@@ -209,7 +208,7 @@ async def _serve(
                 set_aside()
                 if processes is not None:
                     processes.start()
-                announcer.ready(models, state.registry)
+                announcer.ready(models, registry)
 
             await serve(
                 listener,

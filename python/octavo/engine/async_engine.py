@@ -262,14 +262,13 @@ class AsyncEngine:
         tokenizer = self._tokenizer()
         prompt = await self._in_thread(lambda: tokenizer.apply_chat_template(messages, **template_arguments))
         params = self._requests.defaults(max_tokens=None) if params is None else params
-        begins = not template_arguments.get("continue_final_message", False)
-        params = msgspec.structs.replace(params, begins_text=begins)
+        params = msgspec.structs.replace(params, begins_text=not template_arguments.get("continue_final_message"))
         return await self.generate(prompt, params, add_special_tokens=False)
 
     async def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, computed in a thread."""
-        tokenizer = self._tokenizer()
-        return await self._in_thread(lambda: tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+        encode = self._tokenizer().encode
+        return await self._in_thread(lambda: encode(prompt, add_special_tokens=add_special_tokens))
 
     def abort(self, request_id: str) -> bool:
         """End a request; its stream yields one last delta a completion, with `finish_reason` "abort".
