@@ -4,6 +4,8 @@
 //! expressions everywhere, and subtract them in Lark but not in JSON schemas. There a negative look-ahead is turned into
 //! a regular expression of the texts that it allows, where it has one of a few simple forms.
 
+use std::fmt::Write;
+
 use serde_json::{Map, Value, json};
 
 use crate::error::Error;
@@ -53,7 +55,7 @@ pub(crate) fn to_lark(
     let mut terminal = literal(&format!("(?:{rest})"));
     for condition in &conditions {
         let not = if condition.is_negative { "~" } else { "" };
-        terminal += &format!(" & {not}{}", literal(&whole_texts(condition.body)));
+        let _ = write!(terminal, " & {not}{}", literal(&whole_texts(condition.body)));
     }
     Ok(Some(format!("start: TEXT\nTEXT: {terminal}")))
 }

@@ -1,5 +1,6 @@
 //! Look-aheads at the start of a regular expression mean what they mean to Python's `re`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unreadable_literal, reason = "sets of texts, a bit a text")]
 
 mod support;
 
