@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from octavo._core import TokenTable, Vocabulary
 from octavo.errors import ConfigError, InvalidRequest, Overloaded
 from octavo.sampling_params import SamplingParams
-from octavo.server.apis.openai.requests import CompletionRequest
+from octavo.server.apis.openai.completion_request import CompletionRequest
 from octavo.server.error_responses import QueueFull
 from octavo.server.models import grammar_check
 from octavo.server.models.grammar_check import GrammarCheck

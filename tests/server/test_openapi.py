@@ -72,7 +72,7 @@ def test_every_field_says_what_it_is() -> None:
         if "description" not in known and field != "name"
     }
     assert not silent
-    assert schemas["CompletionRequest"]["properties"]["max_tokens"]["description"].endswith("16 when left out.")
+    assert schemas["CompletionRequest"]["properties"]["max_tokens"]["description"].endswith("Default: 16.")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -168,4 +168,4 @@ def test_the_docs_show_every_operation_and_try_them() -> None:
     assert json.loads(seen["shown"].partition("\n\n")[2]) == {"a": 1}
     rows = {row.partition(" ")[0]: row for row in seen["rows"]}
     assert rows["temperature"].startswith("temperature number ≥ 0 ≤ 2 0 takes the likeliest token")
-    assert rows["stream"] == "stream boolean Send the answer as it is generated."
+    assert rows["stream"] == "stream boolean Send the output as it is generated."

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from octavo.config import EngineConfig
 from octavo.errors import InvalidRequest
 from octavo.server.config_file import engine_config, engine_fields
-from octavo.server.request.decoding import RequestBody, decode
+from octavo.server.request.decoding import RequestBody, decode, doc
 
 __all__ = ["LoadBody", "SwapBody", "UnloadBody", "decode_command", "decode_json", "decode_object"]
 
@@ -19,23 +19,16 @@ Body = TypeVar("Body", bound=RequestBody)
 
 
 class LoadBody(RequestBody, kw_only=True):
-    """Body of `/admin/models/load`.
+    """Body of `/admin/models/load`."""
 
-    Attributes:
-        model: id of a registered model, or of a new one with `path`.
-        path: what to load, as in `octavo serve MODEL`.
-        engine: settings of its engine.
-        keep_alive: idle seconds after which it is unloaded; negative for never.
-        pinned: never unload it to free memory.
-        wait: respond when it is loaded; else at once, with 202.
-    """
-
-    model: str
-    path: str | None = None
-    engine: dict[str, Any] | None = None
-    keep_alive: float | None = None
-    pinned: bool | None = None
-    wait: bool | None = None
+    model: Annotated[str, doc("Id of a registered model, or of a new one with `path`.")]
+    path: Annotated[str | None, doc("What to load, as in `octavo serve MODEL`.")] = None
+    engine: Annotated[dict[str, Any] | None, doc("Settings of its engine.")] = None
+    keep_alive: Annotated[float | None, doc("Idle seconds after which the model is unloaded; negative for never.")] = (
+        None
+    )
+    pinned: Annotated[bool | None, doc("Never unload the model to free memory.")] = None
+    wait: Annotated[bool | None, doc("Respond when the model is loaded; else at once, with 202.")] = None
 
     def check(self) -> None:
         """Check the values."""
@@ -62,19 +55,14 @@ class LoadBody(RequestBody, kw_only=True):
 
 
 class UnloadBody(RequestBody, kw_only=True):
-    """Body of `/admin/models/unload`.
+    """Body of `/admin/models/unload`."""
 
-    Attributes:
-        model: id, or alias of one model.
-        timeout: seconds from now that running requests get, also if it is being unloaded already.
-        remove: remove the model too.
-        wait: respond when its engine is closed; else at once, with 202.
-    """
-
-    model: str
-    timeout: float | None = None
-    remove: bool | None = None
-    wait: bool | None = None
+    model: Annotated[str, doc("Id, or alias of one model.")]
+    timeout: Annotated[
+        float | None, doc("Seconds from now that running requests get, also if the model is being unloaded already.")
+    ] = None
+    remove: Annotated[bool | None, doc("Remove the model too.")] = None
+    wait: Annotated[bool | None, doc("Respond when the engine is closed; else at once, with 202.")] = None
 
     def check(self) -> None:
         """Check the values."""
@@ -83,17 +71,10 @@ class UnloadBody(RequestBody, kw_only=True):
 
 
 class SwapBody(LoadBody, kw_only=True):
-    """Body of `/admin/models/swap`.
+    """Body of `/admin/models/swap`."""
 
-    Attributes:
-        model: the alias or id that another model will answer.
-        to: id of that model; the name with the next version number by default.
-        replace: the model to replace of an alias of several.
-        wait: respond when the old model's engine is closed; else when the new one serves.
-    """
-
-    to: str | None = None
-    replace: str | None = None
+    to: Annotated[str | None, doc("Id of the new model. Default: the name with the next version number.")] = None
+    replace: Annotated[str | None, doc("The model to replace, of an alias of several.")] = None
 
     def check(self) -> None:
         """Check the values."""

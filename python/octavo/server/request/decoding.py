@@ -7,13 +7,22 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from octavo.errors import InvalidRequest
 
-__all__ = ["RequestBody", "convert", "decode", "shorten", "unsupported"]
+__all__ = ["REFUSED", "RequestBody", "convert", "decode", "doc", "shorten", "unsupported"]
 
 _FLOAT_FOR_INT = "got `float`"
 _EXACT_FLOAT = float(1 << 53)
+
+
+def doc(text: str) -> Meta:
+    """The description of a field in `/openapi.json`, as a part of its `Annotated` type."""
+    return Meta(description=text)
+
+
+REFUSED = doc("Not supported. Requests that use it are refused.")
 
 
 class RequestBody(msgspec.Struct, kw_only=True):
@@ -76,7 +85,7 @@ def _with_integers(value: Any) -> Any:
 
 
 def convert(kind: type[Body], fields: Mapping[str, Any]) -> Body:
-    """As `decode`, from fields that are parsed already.
+    """Convert fields that are parsed already to a checked request.
 
     Raises:
         InvalidRequest: a field of the wrong type or value; `field` names it.

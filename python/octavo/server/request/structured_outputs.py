@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
 from octavo.errors import InvalidRequest
+from octavo.server.request.decoding import REFUSED, doc
 
 __all__ = [
     "Constraint",
@@ -42,31 +43,33 @@ class JsonSchema(msgspec.Struct, kw_only=True):
 
     name: str | None = None
     description: str | None = None
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
+    schema: Annotated[dict[str, Any] | None, doc("A JSON schema.")] = None
+    strict: Annotated[bool | None, doc("Ignored: schemas are always enforced.")] = None
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
     """`response_format`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag", "json", "regex"]
-    json_schema: JsonSchema | None = None
-    schema: dict[str, Any] | None = None  # llama.cpp's
-    value: Any = None  # TGI's, of json and regex
+    json_schema: Annotated[JsonSchema | None, doc("Constrains the output; use one such field. A JSON schema.")] = None
+    schema: Annotated[dict[str, Any] | None, doc("A JSON schema.")] = None  # llama.cpp's
+    value: Annotated[Any, doc("The schema or the pattern.")] = None  # TGI's, of json and regex
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
     """vLLM's `structured_outputs`: exactly one of them."""
 
-    json: Any = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: Any = None
-    whitespace_pattern: str | None = None
-    disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool | None = None
+    json: Annotated[Any, doc("The output satisfies this JSON schema.")] = None
+    regex: Annotated[str | None, doc("The whole output matches this regular expression.")] = None
+    choice: Annotated[list[str] | None, doc("The output is one of these texts.")] = None
+    grammar: Annotated[str | None, doc("The output follows this grammar: Lark, or GBNF with a rule `root ::=`.")] = None
+    json_object: Annotated[bool | None, doc("The output is a JSON object.")] = None
+    structural_tag: Annotated[Any, REFUSED] = None
+    whitespace_pattern: Annotated[str | None, REFUSED] = None
+    disable_any_whitespace: Annotated[bool | None, REFUSED] = None
+    disable_additional_properties: Annotated[
+        bool | None, doc("Ignored: objects have only the schema's properties, unless the schema allows others.")
+    ] = None
 
 
 class Constraint(msgspec.Struct, frozen=True):

@@ -11,10 +11,10 @@ from starlette.routing import BaseRoute, Route
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import MAX_STOPS, SamplingParams
-from octavo.server.apis.openai.requests import ChatCompletionRequest
+from octavo.server.apis.openai.chat_request import ChatCompletionRequest
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
-from octavo.server.request.decoding import RequestBody, convert, decode, unsupported
+from octavo.server.request.decoding import REFUSED, RequestBody, convert, decode, doc, unsupported
 from octavo.server.request.endpoint import Endpoint, RequestContext
 from octavo.server.request.field_renames import renamed_errors
 from octavo.server.request.generation import Answer, collect, generate
@@ -72,27 +72,31 @@ class OutputFormat(msgspec.Struct, kw_only=True):
     """`output_config.format`."""
 
     type: Literal["json_schema"]
-    schema: dict[str, Any]
+    schema: Annotated[dict[str, Any], doc("A JSON schema.")]
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
     """`output_config`."""
 
-    format: OutputFormat | None = None
+    format: Annotated[OutputFormat | None, doc("Format of the output: JSON, or a JSON schema.")] = None
 
 
 class CountTokensRequest(RequestBody, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`."""
 
-    messages: list[dict[str, Any]]
-    model: str | None = None
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[Any] | None = None
-    tool_choice: dict[str, Any] | None = None
-    thinking: Thinking | None = None
+    messages: Annotated[
+        list[dict[str, Any]], doc("The conversation. Contents are texts, or lists of parts of type text.")
+    ]
+    model: Annotated[str | None, doc("A name that `/v1/models` lists. Default: the server's first.")] = None
+    system: Annotated[str | list[dict[str, Any]] | None, doc("The system message.")] = None
+    tools: Annotated[list[Any] | None, doc("Refused unless `tool_choice` is none.")] = None
+    tool_choice: Annotated[dict[str, Any] | None, doc('"none" replies in text even if there are tools.')] = None
+    thinking: Annotated[
+        Thinking | None, doc("`disabled`, for templates that support thinking. Other types are refused.")
+    ] = None
 
     def check(self) -> None:
-        """As `RequestBody.check`."""
+        """Refuse an empty list of messages, and tools."""
         if not self.messages:
             raise InvalidRequest("messages: the list is empty; give at least one message", "messages")
         if self.tools and (self.tool_choice or {}).get("type") != "none":
@@ -123,19 +127,30 @@ class CountTokensRequest(RequestBody, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """The body of `POST /v1/messages`."""
 
-    max_tokens: Annotated[int, Meta(ge=1, le=1 << 30)]
-    stream: bool | None = None
-    stop_sequences: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=MAX_STOPS)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
-    metadata: dict[str, Any] | None = None
-    output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None  # its name before
-    mcp_servers: list[Any] | None = None
+    max_tokens: Annotated[Annotated[int, Meta(ge=1, le=1 << 30)], doc("Maximum number of output tokens.")]
+    stream: Annotated[bool | None, doc("Send the output as it is generated.")] = None
+    stop_sequences: Annotated[
+        Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=MAX_STOPS)] | None,
+        doc("Texts that end the output."),
+    ] = None
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | None, doc("0 takes the likeliest token; higher is more varied.")
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None, doc("Keep the likeliest tokens that make up this probability.")
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=-1, le=1 << 30)] | None, doc("Keep the k likeliest tokens; -1 keeps all.")
+    ] = None
+    metadata: Annotated[
+        dict[str, Any] | None, doc("`user_id`: an alias of several models always uses the same one for a user.")
+    ] = None
+    output_config: Annotated[OutputConfig | None, doc("`format` constrains the output to a JSON schema.")] = None
+    output_format: Annotated[OutputFormat | None, doc("The older name of `output_config.format`.")] = None
+    mcp_servers: Annotated[list[Any] | None, REFUSED] = None
 
     def check(self) -> None:
-        """As `CountTokensRequest.check`."""
+        """Refuse thinking and MCP servers too."""
         super().check()
         if self.thinking is not None and self.thinking.type != "disabled":
             raise unsupported("thinking", self.thinking.type, "thinking blocks are not available")
@@ -144,12 +159,12 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
     @property
     def held_to(self) -> OutputFormat | None:
-        """What the answer is held to."""
+        """The format that constrains the output."""
         own = None if self.output_config is None else self.output_config.format
         return self.output_format if own is None else own
 
     def sampling_params(self, model: ModelHandle, defaults: Mapping[str, Any]) -> SamplingParams:
-        """As `SamplingFields.sampling_params`."""
+        """The sampling parameters; errors name the fields of this API."""
         fields: dict[str, Any] = {
             "max_tokens": self.max_tokens,
             "stop": self.stop_sequences,

@@ -61,7 +61,7 @@ def _known_as(registry: ModelRegistry, name: str) -> str:
 
 
 async def route(context: RequestContext, name: str) -> ModelHandle:
-    """As `RequestContext.route`, of the name as Ollama's clients give it."""
+    """The model for a name as Ollama's clients give it."""
     context.state.check_ready()
     return await context.route(_known_as(context.state.registry, name))
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
-from octavo.server.apis.openai.requests import ChatCompletionRequest
+from octavo.server.apis.openai.chat_request import ChatCompletionRequest
 from octavo.server.models.model_handle import ModelHandle
-from octavo.server.request.decoding import RequestBody, convert
+from octavo.server.request.decoding import REFUSED, RequestBody, convert, doc
 from octavo.server.request.field_renames import renamed_errors
 
 __all__ = ["ChatBody", "GenerateBody", "ModelBody", "parse_keep_alive"]
@@ -70,7 +70,7 @@ def _seconds(text: str) -> float:
 class ModelBody(RequestBody, kw_only=True):
     """What every POST route of Ollama's takes: the model, which older clients call `name`."""
 
-    model: str | None = None
+    model: Annotated[str | None, doc("A name that `/v1/models` lists. Default: the server's first.")] = None
     name: str | None = None
 
     @property
@@ -89,13 +89,23 @@ class ModelBody(RequestBody, kw_only=True):
 class _AnswerBody(ModelBody, kw_only=True):
     """What `/api/chat` and `/api/generate` share."""
 
-    stream: bool | None = None
-    format: str | dict[str, Any] | None = None
-    keep_alive: float | str | None = None
-    options: dict[str, Any] | None = None
-    think: bool | str | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+    stream: Annotated[bool | None, doc("Send the output as it is generated.")] = None
+    format: Annotated[str | dict[str, Any] | None, doc("Format of the output: JSON, or a JSON schema.")] = None
+    keep_alive: Annotated[
+        float | str | None,
+        doc("How long the model stays loaded afterwards: seconds, or a duration such as `5m`; negative for ever."),
+    ] = None
+    options: Annotated[
+        dict[str, Any] | None,
+        doc("Ollama's options: num_predict, temperature, top_k, top_p, min_p, seed, stop, repeat_penalty and so on."),
+    ] = None
+    think: Annotated[
+        bool | str | None, doc("Whether, or how much, the model should think, if its template supports that.")
+    ] = None
+    logprobs: Annotated[bool | None, doc("Return log probabilities of the output's tokens.")] = None
+    top_logprobs: Annotated[
+        int | None, doc("Number of likeliest tokens to return at each position. Requires `logprobs`.")
+    ] = None
 
     def check(self) -> None:
         """Refuse what cannot be honoured.
@@ -118,7 +128,7 @@ class _AnswerBody(ModelBody, kw_only=True):
 
     @property
     def keep_alive_seconds(self) -> float | None:
-        """As `parse_keep_alive`."""
+        """Seconds to keep the model loaded; negative for ever, None for the default."""
         return parse_keep_alive(self.keep_alive)
 
     @property
@@ -171,11 +181,13 @@ class _AnswerBody(ModelBody, kw_only=True):
 class ChatBody(_AnswerBody, kw_only=True):
     """The body of `POST /api/chat`."""
 
-    messages: list[dict[str, Any]] | None = None
-    tools: list[Any] | None = None
+    messages: Annotated[
+        list[dict[str, Any]] | None, doc("The conversation. Contents are texts, or lists of parts of type text.")
+    ] = None
+    tools: Annotated[list[Any] | None, doc("Refused unless `tool_choice` is none.")] = None
 
     def check(self) -> None:
-        """As above, and tools."""
+        """Refuse tools too."""
         super().check()
         if self.tools:
             raise InvalidRequest("tools: tool calls are not supported; remove the field", "tools")
@@ -201,16 +213,16 @@ class ChatBody(_AnswerBody, kw_only=True):
 class GenerateBody(_AnswerBody, kw_only=True):
     """The body of `POST /api/generate`."""
 
-    prompt: str | None = None
-    system: str | None = None
-    raw: bool | None = None
-    context: list[int] | None = None
-    suffix: str | None = None
-    template: str | None = None
-    images: list[Any] | None = None
+    prompt: Annotated[str | None, doc("The text to reply to or to continue.")] = None
+    system: Annotated[str | None, doc("The system message.")] = None
+    raw: Annotated[bool | None, doc("Send the prompt unchanged, without the chat template.")] = None
+    context: Annotated[list[int] | None, doc("Tokens of the conversation so far, from the previous response.")] = None
+    suffix: Annotated[str | None, REFUSED] = None
+    template: Annotated[str | None, REFUSED] = None
+    images: Annotated[list[Any] | None, REFUSED] = None
 
     def check(self) -> None:
-        """As above, and what only this route has."""
+        """Refuse images, suffixes and templates too."""
         super().check()
         _refuse_images(self.images, "images")
         if self.suffix:

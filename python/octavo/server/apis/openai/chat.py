@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute, Route
 
-from octavo.server.apis.openai.requests import ChatCompletionRequest
+from octavo.server.apis.openai.chat_request import ChatCompletionRequest
 from octavo.server.apis.openai.responses import ChatLogprobs, assistant_message, finish_reason, usage_of
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord

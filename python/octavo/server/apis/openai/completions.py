@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.routing import BaseRoute, Route
 
-from octavo.server.apis.openai.requests import CompletionRequest, check_token_ids
+from octavo.server.apis.openai.completion_request import CompletionRequest
 from octavo.server.apis.openai.responses import CompletionLogprobs, finish_reason, mean_logprob, usage_of
+from octavo.server.apis.openai.sampling_fields import check_token_ids
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.decoding import decode

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Meta
 from starlette.routing import BaseRoute, Route
 
-from octavo.errors import InvalidRequest
-from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
-from octavo.server.apis.openai.requests import SamplingFields
+from octavo.sampling_params import SamplingParams
 from octavo.server.apis.openai.responses import ChatLogprobs
+from octavo.server.apis.openai.responses_request import ResponsesRequest
 from octavo.server.error_responses import ResponseNotFound
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
-from octavo.server.request.decoding import decode, unsupported
+from octavo.server.request.decoding import decode
 from octavo.server.request.endpoint import Endpoint, RequestContext
 from octavo.server.request.field_renames import renamed_errors
 from octavo.server.request.generation import Answer, collect, generate
@@ -24,13 +22,13 @@ from octavo.server.request.limits import check_messages
 from octavo.server.request.messages import render, template_variables
 from octavo.server.request.output_events import OutputEvent
 from octavo.server.request.stream import StreamWriter, write_stream
-from octavo.server.request.structured_outputs import JsonSchema, ResponseFormat, constraint_field
+from octavo.server.request.structured_outputs import constraint_field
 from octavo.server.transport.http import ErrorFormat
 
 if TYPE_CHECKING:
     from octavo.server.state import ServerState
 
-__all__ = ["ResponsesRequest", "create_response", "routes"]
+__all__ = ["create_response", "routes"]
 
 _encode = msgspec.json.Encoder().encode
 _NAMES = {
@@ -39,146 +37,6 @@ _NAMES = {
     "response_format": "text.format",
     "response_format.json_schema": "text.format.schema",
 }
-_INCLUDED_LOGPROBS = "message.output_text.logprobs"
-_ROLES = ("system", "developer", "user", "assistant")
-
-
-class TextFormat(msgspec.Struct, kw_only=True):
-    """`text.format`."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class TextOptions(msgspec.Struct, kw_only=True):
-    """`text`."""
-
-    format: TextFormat | None = None
-    verbosity: str | None = None
-
-
-class ReasoningOptions(msgspec.Struct, kw_only=True):
-    """`reasoning`."""
-
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: str | None = None
-
-
-class ResponsesRequest(SamplingFields, kw_only=True):
-    """The body of `POST /v1/responses`."""
-
-    input: str | list[dict[str, Any]] | None = None
-    instructions: str | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
-    text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    include: list[str] | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
-    prompt: Any = None
-    background: bool | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    def check(self) -> None:
-        """As `SamplingFields.check`, and what needs memory, tools or several answers."""
-        # Its one option pads events against those who watch their length, and may come without a stream.
-        self.stream_options = None
-        if self.max_output_tokens is not None:
-            self.max_tokens, self.max_completion_tokens = self.max_output_tokens, None
-        if self.text is not None and self.text.format is not None:
-            asked = self.text.format
-            self.response_format = ResponseFormat(
-                type=asked.type,
-                json_schema=JsonSchema(name=asked.name, schema=asked.schema) if asked.type == "json_schema" else None,
-            )
-        super().check()
-        remedy = "this server does not store responses"
-        if self.previous_response_id is not None:
-            raise InvalidRequest(
-                f"previous_response_id: {remedy}; send the whole conversation as input", "previous_response_id"
-            )
-        if self.store:
-            raise InvalidRequest(f"store: {remedy}; send store: false", "store")
-        if self.conversation is not None:
-            raise InvalidRequest(f"conversation: {remedy}; send the whole conversation as input", "conversation")
-        if self.background:
-            raise InvalidRequest(f"background: {remedy}; remove the field, or stream the response", "background")
-        if self.prompt is not None:
-            raise InvalidRequest("prompt: prompt templates are not supported; send the text as input", "prompt")
-        if self.truncation == "auto":
-            raise InvalidRequest(
-                'truncation: "auto" is not supported; shorten the input, or send truncate_prompt_tokens: -1',
-                "truncation",
-            )
-        if (self.n or 1) > 1:
-            raise InvalidRequest(f"n: {self.n} is not supported; a response has one choice", "n")
-        if self.tools and self.tool_choice != "none":
-            raise unsupported(
-                "tools",
-                f"{len(self.tools)} tools",
-                'send tool_choice: "none" for a reply in text',
-            )
-
-    def conversation_messages(self) -> list[dict[str, Any]]:
-        """The instructions and the input as messages of one text each.
-
-        Raises:
-            InvalidRequest: an item that is no message of texts.
-        """
-        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        if isinstance(self.input, str):
-            messages.append({"role": "user", "content": self.input})
-        else:
-            for index, item in enumerate(self.input or ()):
-                # What a model thought before an answer is not needed to go on from that answer.
-                if item.get("type") != "reasoning":
-                    messages.append(_message(item, f"input[{index}]"))
-        if not self.input or not messages:
-            raise InvalidRequest("input: empty; give a string or a list of messages", "input")
-        return messages
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """As `SamplingParams.logprobs`."""
-        wanted = self.top_logprobs is not None or _INCLUDED_LOGPROBS in (self.include or ())
-        return (self.top_logprobs or 0) if wanted else None
-
-
-def _message(item: dict[str, Any], place: str) -> dict[str, Any]:
-    kind = item.get("type") or "message"
-    if kind != "message":
-        raise InvalidRequest(
-            f"{place}.type: {str(kind)[:60]!r} is not supported; send messages of text", f"{place}.type"
-        )
-    role = item.get("role")
-    if role not in _ROLES:
-        raise InvalidRequest(f"{place}.role: {str(role)[:60]!r} is not one of {', '.join(_ROLES)}", f"{place}.role")
-    content = item.get("content")
-    if isinstance(content, list):
-        content = "\n".join(_part(part, f"{place}.content[{index}]") for index, part in enumerate(content))
-    if not isinstance(content, str):
-        raise InvalidRequest(f"{place}.content: must be a string or a list of parts", f"{place}.content")
-    return {"role": "system" if role == "developer" else role, "content": content}
-
-
-def _part(part: Any, place: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    text = part.get("text") if isinstance(part, dict) else None
-    if kind not in ("input_text", "output_text", "text") or not isinstance(text, str):
-        raise InvalidRequest(
-            f"{place}: a part of type {str(kind)[:60]!r} is not supported; send parts of type 'input_text'", place
-        )
-    return text
 
 
 def routes(state: ServerState) -> list[BaseRoute]:

@@ -9,8 +9,8 @@ from msgspec import Meta
 from starlette.routing import BaseRoute, Route
 
 from octavo.errors import InvalidRequest
-from octavo.server.apis.openai.requests import TokenId, check_token_ids
-from octavo.server.request.decoding import RequestBody, decode
+from octavo.server.apis.openai.sampling_fields import TokenId, check_token_ids
+from octavo.server.request.decoding import RequestBody, decode, doc
 from octavo.server.request.endpoint import Endpoint, RequestContext
 from octavo.server.request.limits import check_messages
 from octavo.server.request.messages import flatten, render, template_variables
@@ -26,17 +26,24 @@ _MAX_TOKENS = 1 << 20
 class TokenizeRequest(RequestBody, kw_only=True):
     """The body of `POST /tokenize`: a text, or messages that the model's chat template writes as one."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    model: Annotated[str | None, doc("A name that `/v1/models` lists. Default: the server's first.")] = None
+    prompt: Annotated[str | None, doc("The text to reply to or to continue.")] = None
+    messages: Annotated[
+        list[dict[str, Any]] | None, doc("The conversation. Contents are texts, or lists of parts of type text.")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        doc("Let the tokenizer add its special tokens. Default: false for chats, whose template writes them."),
+    ] = None
+    return_token_strs: Annotated[bool | None, doc("Return the text of each token too.")] = None
+    add_generation_prompt: Annotated[
+        bool | None, doc("Let the template open the reply. Default: true, unless the last message is continued.")
+    ] = None
+    continue_final_message: Annotated[bool | None, doc("Continue the last message where it ends.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("Variables for the model's chat template.")] = None
 
     def check(self) -> None:
-        """As `RequestBody.check`."""
+        """Refuse what contradicts itself."""
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("prompt: give either a prompt or messages", "prompt")
         if self.continue_final_message and self.add_generation_prompt:
@@ -48,8 +55,8 @@ class TokenizeRequest(RequestBody, kw_only=True):
 class DetokenizeRequest(RequestBody, kw_only=True):
     """The body of `POST /detokenize`."""
 
-    tokens: Annotated[list[TokenId], Meta(max_length=_MAX_TOKENS)]
-    model: str | None = None
+    tokens: Annotated[Annotated[list[TokenId], Meta(max_length=_MAX_TOKENS)], doc("Token ids.")]
+    model: Annotated[str | None, doc("A name that `/v1/models` lists. Default: the server's first.")] = None
 
 
 def routes(state: ServerState) -> list[BaseRoute]:

@@ -13,7 +13,6 @@ from starlette.routing import BaseRoute, Route
 
 from octavo._core import __version__
 from octavo.server.apis.openapi.answer_schemas import ANSWERS, reference
-from octavo.server.apis.openapi.field_texts import field_text
 from octavo.server.apis.openapi.operations import OPERATIONS, Operation
 
 if TYPE_CHECKING:
@@ -52,11 +51,6 @@ def document(
     types = list({operation.request: None for operation in operations.values() if operation.request is not None})
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, schemas, strict=True))
-    for name, schema in components.items():
-        for field, known in schema.get("properties", {}).items():
-            text = field_text(name, field)
-            if text is not None:
-                known["description"] = text
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         if not isinstance(route, Route):

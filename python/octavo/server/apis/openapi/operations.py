@@ -8,8 +8,9 @@ import msgspec
 
 from octavo.server.apis.anthropic.routes import CountTokensRequest, MessagesRequest
 from octavo.server.apis.ollama import requests as ollama_protocol
-from octavo.server.apis.openai.requests import ChatCompletionRequest, CompletionRequest
-from octavo.server.apis.openai.responses_api import ResponsesRequest
+from octavo.server.apis.openai.chat_request import ChatCompletionRequest
+from octavo.server.apis.openai.completion_request import CompletionRequest
+from octavo.server.apis.openai.responses_request import ResponsesRequest
 from octavo.server.apis.openai.tokenization import DetokenizeRequest, TokenizeRequest
 from octavo.server.apis.tgi import requests as tgi_protocol
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from octavo.errors import ContextLengthExceeded, InvalidRequest
 from octavo.sampling_params import MAX_N, SamplingParams
-from octavo.server.apis.openai.requests import CompletionRequest
+from octavo.server.apis.openai.completion_request import CompletionRequest
 from octavo.server.models.model_handle import ModelHandle
-from octavo.server.request.decoding import RequestBody, convert
+from octavo.server.request.decoding import REFUSED, RequestBody, convert, doc
 from octavo.server.request.field_renames import renamed_errors
 
 __all__ = [
@@ -37,7 +37,7 @@ class Grammar(msgspec.Struct):
     """`grammar`."""
 
     type: str
-    value: Any = None
+    value: Annotated[Any, doc("The schema or the pattern.")] = None
 
     def check(self) -> None:
         """Refuse what is none.
@@ -62,25 +62,31 @@ class Grammar(msgspec.Struct):
 class GenerateParameters(msgspec.Struct, kw_only=True):
     """`parameters`; each may be null."""
 
-    best_of: int | None = None
-    temperature: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    do_sample: bool | None = None
-    max_new_tokens: int | None = None
-    return_full_text: bool | None = None
-    stop: list[str] | None = None
-    truncate: int | None = None
-    watermark: bool | None = None
-    details: bool | None = None
-    decoder_input_details: bool | None = None
-    seed: int | None = None
-    top_n_tokens: int | None = None
-    grammar: Grammar | None = None
-    adapter_id: str | None = None
+    best_of: Annotated[int | None, doc("Number of candidates to generate. The likeliest are returned.")] = None
+    temperature: Annotated[
+        float | None, doc("Higher is more varied. Without any sampling field the likeliest token is taken.")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, doc("Above 1 makes tokens of the prompt and the output less likely.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, doc("Subtracted from a token's logit for each time it is in the output.")
+    ] = None
+    top_k: Annotated[int | None, doc("Keep the k likeliest tokens; -1 keeps all.")] = None
+    top_p: Annotated[float | None, doc("Keep the likeliest tokens that make up this probability.")] = None
+    typical_p: Annotated[float | None, REFUSED] = None
+    do_sample: Annotated[bool | None, doc("Sample tokens; else the likeliest is taken.")] = None
+    max_new_tokens: Annotated[int | None, doc("Maximum number of output tokens. Default: 1024.")] = None
+    return_full_text: Annotated[bool | None, doc("Begin the output with the prompt.")] = None
+    stop: Annotated[list[str] | None, doc("A text, or several, that end the output and are left out of it.")] = None
+    truncate: Annotated[int | None, doc("Keep this many tokens at the end of the prompt.")] = None
+    watermark: Annotated[bool | None, REFUSED] = None
+    details: Annotated[bool | None, doc("Return the output's tokens and its finish reason.")] = None
+    decoder_input_details: Annotated[bool | None, doc("Return the prompt's tokens too.")] = None
+    seed: Annotated[int | None, doc("Makes the output reproducible.")] = None
+    top_n_tokens: Annotated[int | None, doc("Number of likeliest tokens to return at each position.")] = None
+    grammar: Annotated[Grammar | None, doc("Constrains the output to a JSON schema or a regular expression.")] = None
+    adapter_id: Annotated[str | None, REFUSED] = None
 
     @property
     def samples(self) -> bool:
@@ -135,13 +141,13 @@ class GenerateBody(RequestBody, kw_only=True):
     TGI serves one model and has no field for it; `model` is for servers of several.
     """
 
-    inputs: str | None = None
-    parameters: GenerateParameters | None = None
-    stream: bool | None = None
-    model: str | None = None
+    inputs: Annotated[str | None, doc("The text to continue.")] = None
+    parameters: Annotated[GenerateParameters | None, doc("How to generate.")] = None
+    stream: Annotated[bool | None, doc("Send the output as it is generated.")] = None
+    model: Annotated[str | None, doc("A name that `/v1/models` lists. Default: the server's first.")] = None
 
     def check(self) -> None:
-        """As `GenerateParameters.check`, and that there is an input.
+        """Refuse an empty input, and parameters out of range.
 
         Raises:
             InvalidRequest: naming the field.

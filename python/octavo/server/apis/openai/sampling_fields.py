@@ -1,4 +1,4 @@
-"""The request bodies of OpenAI's API, with the extras that vLLM's clients send.
+"""The fields that the request bodies of OpenAI's APIs share, with the extras that vLLM's clients send.
 
 Every field may be null, which means absent; unknown fields are ignored. A field that would change the answer and is not
 supported is refused rather than ignored.
@@ -14,23 +14,21 @@ import msgspec
 from msgspec import Meta
 
 from octavo.errors import InvalidRequest
-from octavo.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOPS, SamplingParams
-from octavo.server.request.decoding import RequestBody, shorten, unsupported
+from octavo.sampling_params import MAX_N, MAX_STOPS, SamplingParams
+from octavo.server.request.decoding import REFUSED, RequestBody, doc, shorten, unsupported
 from octavo.server.request.structured_outputs import ResponseFormat, StructuredOutputs, output_constraint
 
 if TYPE_CHECKING:
     from octavo.server.models.model_handle import ModelHandle
 
 __all__ = [
-    "ChatCompletionRequest",
-    "CompletionRequest",
+    "Count",
     "SamplingFields",
     "StreamOptions",
     "TokenId",
     "check_token_ids",
 ]
 
-MAX_ANSWERS = 1024  # of one request, prompts times n
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 _SAME_NAME = (
@@ -54,75 +52,137 @@ _SAME_NAME = (
 
 TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 """An id of the vocabulary."""
-_Count = Annotated[int, Meta(ge=0, le=1 << 30)]
+Count = Annotated[int, Meta(ge=0, le=1 << 30)]
+"""A number of tokens."""
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_STOPS)]
 _Stops = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=MAX_STOPS)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream carries besides the answer."""
+    """`stream_options`."""
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: Annotated[bool | None, doc("End the stream with a chunk of the usage.")] = None
+    continuous_usage_stats: Annotated[bool | None, doc("Add the usage so far to every chunk.")] = None
 
 
 class SamplingFields(RequestBody, kw_only=True):
-    """What both endpoints share; the meaning of most fields is `SamplingParams`'."""
+    """The shared fields. Most have the meaning of `SamplingParams`'."""
 
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: _Count | None = None
-    max_completion_tokens: _Count | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    stop: str | _Stops | None = None
-    stop_token_ids: _TokenIds | None = None
-    min_tokens: _Count | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=1000)] | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None  # there are none to leave out
-    priority: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)] | None = None
-    timeout: float | None = None
-    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
-    request_id: str | None = None
+    model: Annotated[str | None, doc("A name that `/v1/models` lists. Default: the server's first.")] = None
+    stream: Annotated[bool | None, doc("Send the output as it is generated.")] = None
+    stream_options: Annotated[StreamOptions | None, doc("What a stream carries besides the output.")] = None
+    max_tokens: Annotated[
+        Count | None, doc("Maximum number of tokens of each choice. Default: up to the end of the model's context.")
+    ] = None
+    max_completion_tokens: Annotated[Count | None, doc("Replaces `max_tokens`.")] = None
+    n: Annotated[Annotated[int, Meta(ge=1, le=MAX_N)] | None, doc("Number of choices for each prompt.")] = None
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | None, doc("0 takes the likeliest token; higher is more varied.")
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None, doc("Keep the likeliest tokens that make up this probability.")
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=-1, le=1 << 30)] | None, doc("Keep the k likeliest tokens; -1 keeps all.")
+    ] = None
+    min_p: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        doc("Keep tokens that are at least this fraction as likely as the likeliest."),
+    ] = None
+    seed: Annotated[
+        Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None, doc("Makes the output reproducible.")
+    ] = None
+    stop: Annotated[str | _Stops | None, doc("A text, or several, that end the output and are left out of it.")] = None
+    stop_token_ids: Annotated[_TokenIds | None, doc("Tokens that end the output, besides the model's own.")] = None
+    min_tokens: Annotated[Count | None, doc("Minimum number of tokens before anything ends the output.")] = None
+    ignore_eos: Annotated[bool | None, doc("Continue after the model's end tokens, up to `max_tokens`.")] = None
+    include_stop_str_in_output: Annotated[bool | None, doc("Keep the stop text at the end of the output.")] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0, le=1000)] | None,
+        doc("Above 1 makes tokens of the prompt and the output less likely."),
+    ] = None
+    presence_penalty: Annotated[
+        _Penalty | None, doc("Subtracted from the logit of each token that is in the output.")
+    ] = None
+    frequency_penalty: Annotated[
+        _Penalty | None, doc("Subtracted from a token's logit for each time it is in the output.")
+    ] = None
+    skip_special_tokens: Annotated[bool | None, doc("Leave special tokens out of the text. Default: true.")] = None
+    spaces_between_special_tokens: Annotated[bool | None, doc("Ignored: there are none.")] = (
+        None  # there are none to leave out
+    )
+    priority: Annotated[
+        Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)] | None,
+        doc("Below 0 runs before other requests, above 0 after them, within the limits of the API key."),
+    ] = None
+    timeout: Annotated[float | None, doc("Maximum number of seconds for the request.")] = None
+    cache_salt: Annotated[
+        Annotated[str, Meta(max_length=128)] | None,
+        doc("Cached prefixes are shared only between requests of the same salt."),
+    ] = None
+    request_id: Annotated[str | None, doc("Part of the response's `id`.")] = None
     # Who asks: decides nothing but which model of an alias answers, so any type will do.
-    user: Any = None
-    session_id: Any = None
-    add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: Any = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    json_schema: Any = None  # llama.cpp's, as grammar
-    grammar: str | None = None
-    regex: str | None = None  # SGLang's, as ebnf
-    ebnf: str | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[TokenId] | None = None
+    user: Annotated[Any, doc("An alias of several models always uses the same one for a user.")] = None
+    session_id: Annotated[Any, doc("An alias of several models always uses the same one for a session.")] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        doc("Let the tokenizer add its special tokens. Default: false for chats, whose template writes them."),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, le=1 << 30)] | None,
+        doc("Keep this many tokens of the prompt; -1 keeps what leaves room for the output."),
+    ] = None
+    truncation_side: Annotated[
+        Literal["left", "right"] | None, doc('"right" keeps the beginning of the prompt. Default: its end is kept.')
+    ] = None
+    return_token_ids: Annotated[bool | None, doc("Return the token ids of the prompt and the output.")] = None
+    return_tokens_as_token_ids: Annotated[bool | None, doc("Write tokens as `token_id:5` in log probabilities.")] = None
+    response_format: Annotated[
+        ResponseFormat | None,
+        doc("Constrains the output; use one such field. `json_object`, or `json_schema` with a schema."),
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None,
+        doc("Constrains the output; use one such field. vLLM's: one of json, regex, choice, grammar, json_object."),
+    ] = None
+    guided_json: Annotated[Any, doc("Constrains the output; use one such field. A JSON schema, or its text.")] = None
+    guided_regex: Annotated[
+        str | None,
+        doc("Constrains the output; use one such field. A regular expression that the whole output matches."),
+    ] = None
+    guided_choice: Annotated[
+        list[str] | None, doc("Constrains the output; use one such field. One of these texts.")
+    ] = None
+    guided_grammar: Annotated[str | None, doc("Constrains the output; use one such field. A grammar.")] = None
+    json_schema: Annotated[Any, doc("Constrains the output; use one such field. A JSON schema.")] = (
+        None  # llama.cpp's, as grammar
+    )
+    grammar: Annotated[
+        str | None, doc("Constrains the output; use one such field. A grammar: Lark, or GBNF with a rule `root ::=`.")
+    ] = None
+    regex: Annotated[
+        str | None,
+        doc("Constrains the output; use one such field. A regular expression that the whole output matches."),
+    ] = None  # SGLang's, as ebnf
+    ebnf: Annotated[str | None, doc("Constrains the output; use one such field. A grammar (SGLang's name).")] = None
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None,
+        doc("Added to the logits of tokens, by id. -100 bans a token; 100 practically forces it."),
+    ] = None
+    bad_words: Annotated[
+        list[str] | None, doc("Texts that must not be generated, as the tokens that spell them alone or after a space.")
+    ] = None
+    allowed_token_ids: Annotated[
+        list[TokenId] | None, doc("The only tokens that may be sampled, besides the model's end tokens.")
+    ] = None
     # Known and not supported: refused when they ask for something.
-    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
-    use_beam_search: bool | None = None
-    logits_processors: list[Any] | None = None
+    prompt_logprobs: Annotated[Annotated[int, Meta(ge=-1, le=1 << 30)] | None, REFUSED] = None
+    use_beam_search: Annotated[bool | None, REFUSED] = None
+    logits_processors: Annotated[list[Any] | None, REFUSED] = None
 
     def check(self) -> None:
-        """As `RequestBody.check`."""
+        """Refuse what contradicts itself or is not supported."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: allowed only together with stream: true", "stream_options")
         for field in ("use_beam_search", "logits_processors"):
@@ -255,124 +315,6 @@ class SamplingFields(RequestBody, kw_only=True):
     def continuous_usage(self) -> bool:
         """Whether every chunk carries the usage so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
-
-class ChatCompletionRequest(SamplingFields, kw_only=True):
-    """The body of `POST /v1/chat/completions`."""
-
-    messages: list[dict[str, Any]] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    echo: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    parallel_tool_calls: bool | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    # Known and not supported.
-    chat_template: str | None = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-
-    def check(self) -> None:
-        """As `SamplingFields.check`, and what only a chat has."""
-        super().check()
-        if self.chat_template is not None:
-            raise InvalidRequest(
-                "chat_template: only the model's own template is supported; remove the field", "chat_template"
-            )
-        for field in ("functions", "function_call"):
-            if getattr(self, field) is not None:
-                raise InvalidRequest(f"{field}: not supported; it is deprecated in favor of tools", field)
-        self._check_tools()
-        if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidRequest(
-                "continue_final_message: cannot be true together with add_generation_prompt", "continue_final_message"
-            )
-        if self.top_logprobs and not self.logprobs:
-            raise InvalidRequest("top_logprobs: requires logprobs: true", "top_logprobs")
-
-    def _check_tools(self) -> None:
-        if self.tools is None:
-            if self.tool_choice not in (None, "none"):
-                raise InvalidRequest("tool_choice: allowed only together with tools", "tool_choice")
-            return
-        if not self.tools:
-            raise InvalidRequest("tools: the list is empty; give at least one tool, or remove the field", "tools")
-        if self.tool_choice != "none":
-            raise InvalidRequest(
-                "tools: tool calls are not supported; remove the field, or send tool_choice: "
-                '"none" for a reply in text',
-                "tools",
-            )
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """As `SamplingParams.logprobs`."""
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-
-class CompletionRequest(SamplingFields, kw_only=True):
-    """The body of `POST /v1/completions`."""
-
-    prompt: str | list[str | int | list[int]] | None = None
-    logprobs: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    best_of: Annotated[int, Meta(ge=0, le=20)] | None = None
-
-    def check(self) -> None:
-        """As `SamplingFields.check`, and what only a completion has."""
-        super().check()
-        if self.suffix:
-            raise unsupported("suffix", self.suffix, "fill-in-the-middle is not available")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(
-                f"logprobs: Requested sample logprobs of {self.logprobs}, which is greater than max allowed: "
-                f"{MAX_LOGPROBS}",
-                "logprobs",
-            )
-        if self.best_of and self.best_of < (self.n or 1):
-            raise InvalidRequest(f"best_of: {self.best_of} is less than n ({self.n or 1})", "best_of")
-        if self.stream and self.num_candidates > (self.n or 1):
-            raise InvalidRequest("best_of: candidates beyond n cannot be streamed; remove the field", "best_of")
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequest(
-                "echo: together with logprobs it requires log probabilities of the prompt, which are not supported; "
-                "remove one of the fields",
-                "echo",
-            )
-
-    @property
-    def num_candidates(self) -> int:
-        """Answers generated for each prompt, of which the n best are given."""
-        return max(self.best_of or 0, self.n or 1)
-
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, a text or its token ids each.
-
-        Raises:
-            InvalidRequest: none, too many, an empty one, or a list of mixed kinds.
-        """
-        given = self.prompt
-        if given is None or isinstance(given, str):
-            found: list[str | list[int]] = [given or ""]
-        elif given and all(isinstance(item, int) for item in given):
-            found = [[item for item in given if isinstance(item, int)]]
-        else:
-            found = [item for item in given if not isinstance(item, int)]
-            if len(found) != len(given) or len({isinstance(item, str) for item in found}) > 1:
-                raise InvalidRequest(
-                    "prompt: strings, token ids and lists of token ids are mixed; use one kind", "prompt"
-                )
-        if not found or not all(found):
-            raise InvalidRequest("prompt: empty; give a string or a list of token ids", "prompt")
-        if len(found) * self.num_candidates > MAX_ANSWERS:
-            raise InvalidRequest(f"prompt: {len(found)} prompts ask for more than {MAX_ANSWERS} completions", "prompt")
-        return found
 
 
 def _token_id(text: str) -> int:
