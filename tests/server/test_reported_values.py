@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from octavo.engine.outputs import TokenLogprobs
-from octavo.server.apis.openai.responses import CompletionLogprobs
+from octavo.server.apis.openai.responses import CompletionLogprobWriter
 from server_fakes import answer
 from server_harness import Running
 
@@ -75,7 +75,7 @@ SPECIAL = 4
 
 
 def logprobs_of(ids: list[int], tops: list[list[int]] | None = None, **options: Any) -> dict[str, Any]:
-    convert = CompletionLogprobs(
+    convert = CompletionLogprobWriter(
         lambda token: TOKENS[token], options.pop("as_ids", False), lambda t: t == SPECIAL, **options
     )
     tops = tops or [[] for _ in ids]

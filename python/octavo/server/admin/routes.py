@@ -291,7 +291,7 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         "`failed` and shows the reason until it is loaded or removed.",
         LoadBody,
         example={"model": "chat@v2", "path": "/models/next"},
-        error="Error",
+        openai_errors=True,
     ),
     ("POST", "/admin/models/unload"): Operation(
         "Models",
@@ -300,7 +300,7 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         "again, unless `remove` is true or the server runs with `--no-autoload`.",
         UnloadBody,
         example={"model": "chat@v1"},
-        error="Error",
+        openai_errors=True,
     ),
     ("POST", "/admin/models/swap"): Operation(
         "Models",
@@ -309,7 +309,7 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         "the old models that are `unloading`, and those that are `kept` because other aliases lead to them.",
         SwapBody,
         example={"model": "chat", "to": "chat@v2", "path": "/models/next"},
-        error="Error",
+        openai_errors=True,
     ),
     ("GET", "/admin/aliases"): Operation("Aliases", "List aliases", "Weights by model, by alias."),
     ("PUT", "/admin/aliases"): Operation(
@@ -318,7 +318,7 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         "At once. Each leads to one model, or splits its requests among several by weight.",
         dict[str, str | dict[str, float]],
         example={"gpt": "chat@v1", "chat": {"chat@v1": 90, "chat@v2": 10}},
-        error="Error",
+        openai_errors=True,
     ),
     ("PUT", "/admin/aliases/{name}"): Operation(
         "Aliases",
@@ -326,9 +326,9 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         "To a model's id, or to weights by id.",
         str | dict[str, float],
         example={"chat@v1": 90, "chat@v2": 10},
-        error="Error",
+        openai_errors=True,
     ),
-    ("DELETE", "/admin/aliases/{name}"): Operation("Aliases", "Remove one alias", error="Error"),
+    ("DELETE", "/admin/aliases/{name}"): Operation("Aliases", "Remove one alias", openai_errors=True),
     ("GET", "/openapi.json"): Operation("Server", "This document"),
 }
 

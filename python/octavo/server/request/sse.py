@@ -39,7 +39,7 @@ class ChunkWriter:
     def chunk(
         self,
         choices: list[dict[str, Any]],
-        usage: dict[str, Any] | None = None,
+        usage: Any = None,
         prompt_token_ids: list[int] | None = None,
     ) -> bytes:
         """Any chunk; what is None is left out."""
@@ -49,7 +49,7 @@ class ChunkWriter:
             tail = tail[:-3] + b',"prompt_token_ids":%b}\n\n' % _encode(prompt_token_ids)
         return self._head + inner + tail
 
-    def closing(self, usage: dict[str, Any] | None) -> bytes:
+    def closing(self, usage: Any) -> bytes:
         """The end of the stream, after a chunk with the usage if there is one."""
         return (b"" if usage is None else self.chunk([], usage)) + b"data: [DONE]\n\n"
 

@@ -27,7 +27,7 @@ from octavo.server.transport.http import ErrorFormat
 if TYPE_CHECKING:
     from octavo.server.state import ServerState
 
-__all__ = ["CountTokensRequest", "MessagesRequest", "count_tokens", "messages", "routes"]
+__all__ = ["CountTokensRequest", "InputTokens", "Message", "MessagesRequest", "count_tokens", "messages", "routes"]
 
 _encode = msgspec.json.Encoder().encode
 _ERROR_TYPES = {
@@ -228,7 +228,7 @@ async def count_tokens(context: RequestContext) -> None:
     context.reply.headers.append((b"request-id", context.request_id.encode()))
     check_messages(request.messages, context.state.settings)
     model = await context.route(request.model)
-    await context.reply.json({"input_tokens": len(await _prompt(context, model, request))})
+    await context.reply.json(InputTokens(len(await _prompt(context, model, request))))
 
 
 async def messages(context: RequestContext) -> None:
@@ -255,39 +255,65 @@ async def messages(context: RequestContext) -> None:
     answer = (await collect(generate(context, model, [prompt], params, record, whole=True), 1))[0]
     reason, sequence = _stop(answer)
     await context.reply.json(
-        _message(context, model, [{"type": "text", "text": answer.text}], reason, sequence, _usage(record))
+        _message(context, model, [TextBlock("text", answer.text)], reason, sequence, _usage(record))
     )
+
+
+class InputTokens(msgspec.Struct):
+    """The response of `POST /v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+class TextBlock(msgspec.Struct):
+    """A block of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class MessageUsage(msgspec.Struct):
+    """`usage`. Tokens from the cache are not among the input tokens."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class Message(msgspec.Struct):
+    """The response of `POST /v1/messages`."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[TextBlock]
+    stop_reason: Literal["end_turn", "stop_sequence", "max_tokens"] | None
+    stop_sequence: str | None
+    usage: MessageUsage
 
 
 def _message(
     context: RequestContext,
     model: ModelHandle,
-    content: list[dict[str, Any]],
-    stop_reason: str | None,
+    content: list[TextBlock],
+    stop_reason: Literal["end_turn", "stop_sequence", "max_tokens"] | None,
     stop_sequence: str | None,
-    usage: dict[str, Any],
-) -> dict[str, Any]:
-    return {
-        "id": f"msg_{context.request_id}",
-        "type": "message",
-        "role": "assistant",
-        "model": model.name,
-        "content": content,
-        "stop_reason": stop_reason,
-        "stop_sequence": stop_sequence,
-        "usage": usage,
-    }
+    usage: MessageUsage,
+) -> Message:
+    return Message(
+        f"msg_{context.request_id}", "message", "assistant", model.name, content, stop_reason, stop_sequence, usage
+    )
 
 
-def _usage(record: RequestRecord) -> dict[str, Any]:
-    """Tokens as Anthropic counts them: what came from the cache is not among the input's."""
-    cached = record.cached_tokens
-    return {
-        "input_tokens": record.prompt_tokens - cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
-        "output_tokens": record.completion_tokens,
-    }
+def _usage(record: RequestRecord) -> MessageUsage:
+    return MessageUsage(
+        input_tokens=record.prompt_tokens - record.cached_tokens,
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=record.cached_tokens,
+        output_tokens=record.completion_tokens,
+    )
 
 
 def _stop(answer: Answer) -> tuple[Literal["end_turn", "stop_sequence", "max_tokens"], str | None]:
@@ -303,13 +329,13 @@ class _MessageStream(StreamWriter):
 
     def __init__(self, context: RequestContext, model: ModelHandle, record: RequestRecord) -> None:
         self._context = context
-        self._served = model
+        self._model = model
         self._record = record
         self._answer = Answer()
 
     def opening(self) -> bytes:
         """The message and its block of text, begun."""
-        message = _message(self._context, self._served, [], None, None, _usage(self._record))
+        message = _message(self._context, self._model, [], None, None, _usage(self._record))
         return (
             _event("message_start", {"message": message})
             + _event("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}})

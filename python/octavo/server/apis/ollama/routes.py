@@ -16,7 +16,7 @@ from octavo.engine.outputs import TokenLogprobs
 from octavo.sampling_params import SamplingParams
 from octavo.server.apis.ollama.models import Reads, load_or_unload, now, refuse, route, set_keep_alive, show
 from octavo.server.apis.ollama.requests import ChatBody, GenerateBody
-from octavo.server.apis.openai.responses import ChatLogprobs, finish_reason
+from octavo.server.apis.openai.responses import ChatLogprobWriter, finish_reason
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.decoding import decode
@@ -172,7 +172,7 @@ async def _answer(
     part: Callable[[str], dict[str, Any]],
 ) -> None:
     """Generate, and respond whole or line by line; `loading` is in nanoseconds, `part` puts a text in its place."""
-    to_logprobs = ChatLogprobs(await model.token_bytes("logprobs"), False) if request.logprobs else None
+    to_logprobs = ChatLogprobWriter(await model.token_bytes("logprobs"), False) if request.logprobs else None
     record = context.record(model, len(prompt))
     history = [*prompt] if isinstance(request, GenerateBody) and not request.raw else None
     writer = _LineStream(request.model_name, part, to_logprobs, history, record, loading)
@@ -208,7 +208,7 @@ class _LineStream(StreamWriter):
         self,
         model: str,
         part: Callable[[str], dict[str, Any]],
-        to_logprobs: ChatLogprobs | None,
+        to_logprobs: ChatLogprobWriter | None,
         history: list[int] | None,
         record: RequestRecord,
         loading: int,
@@ -246,7 +246,7 @@ class _LineStream(StreamWriter):
     def _line(self, text: str, done: bool, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
         shape = {"model": self._model, "created_at": now(), **self._part(text), "done": done}
         if self._to_logprobs and entries:
-            shape["logprobs"] = self._to_logprobs(entries)["content"]
+            shape["logprobs"] = self._to_logprobs(entries).content
         return shape
 
     def _last(self, text: str, reason: str | None, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from starlette.routing import BaseRoute, Route
 
 from octavo.server.apis.openai.chat_request import ChatCompletionRequest
-from octavo.server.apis.openai.responses import ChatLogprobs, assistant_message, finish_reason, usage_of
+from octavo.server.apis.openai.responses import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobWriter,
+    finish_reason,
+    usage_of,
+)
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.decoding import decode
@@ -76,39 +83,39 @@ async def chat_completions(context: RequestContext) -> None:
         return
     answers = await collect(events, params.n)
     await context.reply.json(
-        {
-            "id": answer_id,
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": model.name,
-            "choices": [_choice(index, answer, request, to_logprobs, echo) for index, answer in enumerate(answers)],
-            "service_tier": None,
-            "system_fingerprint": model.version,
-            "usage": usage_of(record),
-            "prompt_logprobs": None,
-            "prompt_token_ids": prompt if request.return_token_ids else None,
-            "kv_transfer_params": None,
-        }
+        ChatCompletion(
+            id=answer_id,
+            object="chat.completion",
+            created=int(time.time()),
+            model=model.name,
+            choices=[_choice(index, answer, request, to_logprobs, echo) for index, answer in enumerate(answers)],
+            service_tier=None,
+            system_fingerprint=model.version,
+            usage=usage_of(record),
+            prompt_logprobs=None,
+            prompt_token_ids=prompt if request.return_token_ids else None,
+            kv_transfer_params=None,
+        )
     )
 
 
-async def _logprobs(model: ModelHandle, request: ChatCompletionRequest) -> ChatLogprobs | None:
+async def _logprobs(model: ModelHandle, request: ChatCompletionRequest) -> ChatLogprobWriter | None:
     if not request.logprobs:
         return None
-    return ChatLogprobs(await model.token_bytes("logprobs"), bool(request.return_tokens_as_token_ids))
+    return ChatLogprobWriter(await model.token_bytes("logprobs"), bool(request.return_tokens_as_token_ids))
 
 
 def _choice(
-    index: int, answer: Answer, request: ChatCompletionRequest, to_logprobs: ChatLogprobs | None, echo: str
-) -> dict[str, Any]:
-    return {
-        "index": index,
-        "message": assistant_message(echo + answer.text),
-        "logprobs": to_logprobs(answer.logprobs) if to_logprobs else None,
-        "finish_reason": finish_reason(answer.finish_reason),
-        "stop_reason": answer.stop_reason,
-        "token_ids": answer.token_ids if request.return_token_ids else None,
-    }
+    index: int, answer: Answer, request: ChatCompletionRequest, to_logprobs: ChatLogprobWriter | None, echo: str
+) -> ChatChoice:
+    return ChatChoice(
+        index=index,
+        message=AssistantMessage("assistant", echo + answer.text),
+        logprobs=to_logprobs(answer.logprobs) if to_logprobs else None,
+        finish_reason=finish_reason(answer.finish_reason),
+        stop_reason=answer.stop_reason,
+        token_ids=answer.token_ids if request.return_token_ids else None,
+    )
 
 
 class _ChatStream(StreamWriter):
@@ -121,7 +128,7 @@ class _ChatStream(StreamWriter):
         prompt: list[int],
         num_choices: int,
         record: RequestRecord,
-        to_logprobs: ChatLogprobs | None,
+        to_logprobs: ChatLogprobWriter | None,
         echo: str,
     ) -> None:
         self._request = request

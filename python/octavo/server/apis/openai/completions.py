@@ -10,7 +10,14 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 
 from octavo.server.apis.openai.completion_request import CompletionRequest
-from octavo.server.apis.openai.responses import CompletionLogprobs, finish_reason, mean_logprob, usage_of
+from octavo.server.apis.openai.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobWriter,
+    finish_reason,
+    mean_logprob,
+    usage_of,
+)
 from octavo.server.apis.openai.sampling_fields import check_token_ids
 from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
@@ -81,20 +88,20 @@ async def completions(context: RequestContext) -> None:
     else:
         answers = await collect(events, len(prompts) * params.n)
     await context.reply.json(
-        {
-            "id": answer_id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model.name,
-            "choices": [
+        Completion(
+            id=answer_id,
+            object="text_completion",
+            created=int(time.time()),
+            model=model.name,
+            choices=[
                 _choice(index, answer, echoes[index // params.n], prompts[index // params.n], request, to_logprobs)
                 for index, answer in enumerate(answers)
             ],
-            "service_tier": None,
-            "system_fingerprint": model.version,
-            "usage": usage_of(record),
-            "kv_transfer_params": None,
-        }
+            service_tier=None,
+            system_fingerprint=model.version,
+            usage=usage_of(record),
+            kv_transfer_params=None,
+        )
     )
 
 
@@ -115,7 +122,7 @@ def _echo(model: ModelHandle, request: CompletionRequest, prompt: str | list[int
     return model.tokenizer("echo").decode(prompt, skip_special_tokens=request.skip_special_tokens is not False)
 
 
-async def _logprobs(model: ModelHandle, request: CompletionRequest, count: int) -> list[CompletionLogprobs]:
+async def _logprobs(model: ModelHandle, request: CompletionRequest, count: int) -> list[CompletionLogprobWriter]:
     """One an answer, as each counts its own offsets; none when none are asked for."""
     if request.logprobs is None:
         return []
@@ -126,7 +133,7 @@ async def _logprobs(model: ModelHandle, request: CompletionRequest, count: int) 
     def is_hidden(token_id: int) -> bool:
         return skips and token_id < len(flags) and bool(flags[token_id] & 1)
 
-    return [CompletionLogprobs(token_bytes, as_ids, is_hidden) for _ in range(count)]
+    return [CompletionLogprobWriter(token_bytes, as_ids, is_hidden) for _ in range(count)]
 
 
 def _choice(
@@ -135,18 +142,18 @@ def _choice(
     echo: str,
     prompt: list[int],
     request: CompletionRequest,
-    to_logprobs: list[CompletionLogprobs],
-) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": echo + answer.text,
-        "logprobs": to_logprobs[index](answer.logprobs) if to_logprobs else None,
-        "finish_reason": finish_reason(answer.finish_reason),
-        "stop_reason": answer.stop_reason,
-        "token_ids": answer.token_ids if request.return_token_ids else None,
-        "prompt_logprobs": None,
-        "prompt_token_ids": prompt if request.return_token_ids else None,
-    }
+    to_logprobs: list[CompletionLogprobWriter],
+) -> CompletionChoice:
+    return CompletionChoice(
+        index=index,
+        text=echo + answer.text,
+        logprobs=to_logprobs[index](answer.logprobs) if to_logprobs else None,
+        finish_reason=finish_reason(answer.finish_reason),
+        stop_reason=answer.stop_reason,
+        token_ids=answer.token_ids if request.return_token_ids else None,
+        prompt_logprobs=None,
+        prompt_token_ids=prompt if request.return_token_ids else None,
+    )
 
 
 class _CompletionStream(StreamWriter):
@@ -160,7 +167,7 @@ class _CompletionStream(StreamWriter):
         echoes: list[str],
         n: int,
         record: RequestRecord,
-        to_logprobs: list[CompletionLogprobs],
+        to_logprobs: list[CompletionLogprobWriter],
     ) -> None:
         self._request = request
         self._chunks = chunks

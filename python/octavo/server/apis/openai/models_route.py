@@ -1,9 +1,10 @@
-"""The GET routes: models, version, metrics."""
+"""`GET /v1/models`, `GET /v1/models/{name}` and `GET /version`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -14,7 +15,7 @@ from octavo.server.models.registry_entry import RegistryEntry
 from octavo.server.state import ServerState
 from octavo.server.transport.http import json_response
 
-__all__ = ["routes"]
+__all__ = ["Model", "ModelList", "Version", "routes"]
 
 
 def _failure(error: BaseException) -> Response:
@@ -22,20 +23,46 @@ def _failure(error: BaseException) -> Response:
     return json_response(payload, status, headers)
 
 
-def _model_object(entry: RegistryEntry, name: str) -> dict[str, Any]:
+class Model(msgspec.Struct):
+    """One model of `GET /v1/models`."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int | None
+    permission: list[Any]
+
+
+class ModelList(msgspec.Struct):
+    """The response of `GET /v1/models`."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Version(msgspec.Struct):
+    """The response of `GET /version`."""
+
+    version: str
+
+
+def _model_object(entry: RegistryEntry, name: str) -> Model:
     info = entry.info
     root = info.name if info is not None else entry.config.model if entry.config is not None else entry.id
-    return {
-        "id": name,
-        "object": "model",
-        "created": entry.created,
-        "owned_by": "octavo",
-        "root": str(root),
-        "parent": None,
+    return Model(
+        id=name,
+        object="model",
+        created=entry.created,
+        owned_by="octavo",
+        root=str(root),
+        parent=None,
         # Not known before the model was loaded for the first time.
-        "max_model_len": None if info is None else int(info.max_model_len),
-        "permission": [],
-    }
+        max_model_len=None if info is None else int(info.max_model_len),
+        permission=[],
+    )
 
 
 class _Reads:
@@ -52,7 +79,7 @@ class _Reads:
             return _failure(error)
         registry = self._state.registry
         data = [_model_object(registry.targets(name)[0], name) for name in registry.names]
-        return json_response({"object": "list", "data": data})
+        return json_response(ModelList("list", data))
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{name}`; a name may hold slashes."""
@@ -65,7 +92,7 @@ class _Reads:
 
     async def version(self, request: Request) -> Response:
         """`GET /version`."""
-        return json_response({"version": __version__})
+        return json_response(Version(__version__))
 
 
 def routes(state: ServerState) -> list[BaseRoute]:

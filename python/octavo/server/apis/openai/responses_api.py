@@ -9,7 +9,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 
 from octavo.sampling_params import SamplingParams
-from octavo.server.apis.openai.responses import ChatLogprobs
+from octavo.server.apis.openai.responses import ChatLogprobWriter, PositionLogprobs
 from octavo.server.apis.openai.responses_request import ResponsesRequest
 from octavo.server.error_responses import ResponseNotFound
 from octavo.server.models.model_handle import ModelHandle
@@ -77,7 +77,7 @@ async def create_response(context: RequestContext) -> None:
         )
         prompt = request.truncate(prompt, model.max_model_len, params.max_tokens)
         model.check_length(prompt, "input")
-    to_logprobs = ChatLogprobs(await model.token_bytes("include"), False) if params.logprobs is not None else None
+    to_logprobs = ChatLogprobWriter(await model.token_bytes("include"), False) if params.logprobs is not None else None
     shape = _Shape(context, model, request, params, context.record(model, len(prompt)), to_logprobs)
     events = generate(context, model, [prompt], params, shape.record, whole=not request.stream)
     if request.stream:
@@ -98,7 +98,7 @@ class _Shape:
         request: ResponsesRequest,
         params: SamplingParams,
         record: RequestRecord,
-        to_logprobs: ChatLogprobs | None,
+        to_logprobs: ChatLogprobWriter | None,
     ) -> None:
         self.record = record
         self.item_id = f"msg_{context.request_id}"
@@ -163,12 +163,11 @@ class _Shape:
             "logprobs": self.logprobs(answer.logprobs),
         }
 
-    def logprobs(self, entries: Any) -> list[dict[str, Any]]:
+    def logprobs(self, entries: Any) -> list[PositionLogprobs]:
         """Log probabilities of tokens; none where they were not asked for."""
         if self._to_logprobs is None or not entries:
             return []
-        content: list[dict[str, Any]] = self._to_logprobs(entries)["content"]
-        return content
+        return self._to_logprobs(entries).content
 
     def _response(
         self,

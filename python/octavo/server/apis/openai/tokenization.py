@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from msgspec import Meta
 from starlette.routing import BaseRoute, Route
 
@@ -18,7 +19,16 @@ from octavo.server.request.messages import flatten, render, template_variables
 if TYPE_CHECKING:
     from octavo.server.state import ServerState
 
-__all__ = ["DetokenizeRequest", "TokenizeRequest", "detokenize", "routes", "tokenize", "tokenizer_info"]
+__all__ = [
+    "DetokenizeRequest",
+    "Text",
+    "TokenizeRequest",
+    "Tokens",
+    "detokenize",
+    "routes",
+    "tokenize",
+    "tokenizer_info",
+]
 
 _MAX_TOKENS = 1 << 20
 
@@ -59,6 +69,21 @@ class DetokenizeRequest(RequestBody, kw_only=True):
     model: Annotated[str | None, doc("A name that `/v1/models` lists. Default: the server's first.")] = None
 
 
+class Tokens(msgspec.Struct):
+    """The response of `POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(msgspec.Struct):
+    """The response of `POST /detokenize`."""
+
+    prompt: str
+
+
 def routes(state: ServerState) -> list[BaseRoute]:
     """All of them."""
     return [
@@ -90,7 +115,7 @@ async def tokenize(context: RequestContext) -> None:
         token_bytes = await model.token_bytes("return_token_strs")
         strings = [token_bytes(token).decode("utf-8", "replace") for token in tokens]
     await context.reply.json(
-        {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": strings}
+        Tokens(count=len(tokens), max_model_len=model.max_model_len, tokens=tokens, token_strs=strings)
     )
 
 
@@ -105,7 +130,7 @@ async def detokenize(context: RequestContext) -> None:
         return tokenizer.decode(request.tokens, False)
 
     text = await asyncio.to_thread(work)
-    await context.reply.json({"prompt": text})
+    await context.reply.json(Text(text))
 
 
 async def tokenizer_info(context: RequestContext) -> None:

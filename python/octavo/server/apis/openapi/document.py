@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from octavo._core import __version__
-from octavo.server.apis.openapi.answer_schemas import ANSWERS, reference
 from octavo.server.apis.openapi.operations import OPERATIONS, Operation
 
 if TYPE_CHECKING:
@@ -21,13 +20,30 @@ if TYPE_CHECKING:
 __all__ = ["document", "routes"]
 
 _JSON = "application/json"
-# What these answer is a page or a text for a machine.
+# Responses that are not JSON.
 _OTHER_TYPES: dict[str, tuple[str, ...]] = {
     "/metrics": ("text/plain",),
     "/docs": ("text/html",),
     "/": ("text/plain", "text/html", _JSON),
     "/health": (),
     "/ping": (),
+}
+# The error object of `describe`.
+_ERROR: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "integer", "null"]},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
 }
 _PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
 
@@ -48,7 +64,8 @@ def document(
         title: of the whole.
         description: of the whole.
     """
-    types = list({operation.request: None for operation in operations.values() if operation.request is not None})
+    both = [kind for operation in operations.values() for kind in (operation.request, operation.response)]
+    types = list({kind: None for kind in both if kind is not None})
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -70,7 +87,7 @@ def document(
         "servers": [{"url": root_path or "/"}],
         "paths": paths,
         "components": {
-            "schemas": {**components, **ANSWERS},
+            "schemas": {**components, "Error": _ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"key": []}],
@@ -80,17 +97,17 @@ def document(
 def _operation(known: Operation, route: Route, method: str, path: str, by_type: dict[Any, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for kind in _OTHER_TYPES.get(path, (_JSON,)) if known.request is None else (_JSON,):
-        content[kind] = {"schema": reference(known.answer)} if known.answer else {}
+        content[kind] = {} if known.response is None else {"schema": by_type[known.response]}
     if known.stream is not None:
         content[known.stream] = {}
-    error = {"schema": reference(known.error)} if known.error else {}
+    error = {"schema": {"$ref": "#/components/schemas/Error"}} if known.openai_errors else {}
     operation: dict[str, Any] = {
         "summary": known.summary,
         "operationId": f"{method.lower()}_{re.sub(r'[^a-z0-9]+', '_', path.lower()).strip('_') or 'root'}",
         "tags": [known.tag],
         "responses": {
-            "200": {"description": "The answer.", **({"content": content} if content else {})},
-            "default": {"description": "What is wrong.", "content": {_JSON: error, "text/plain": {}}},
+            "200": {"description": "The response.", **({"content": content} if content else {})},
+            "default": {"description": "The error.", "content": {_JSON: error, "text/plain": {}}},
         },
     }
     if known.description:

@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 
-from octavo.server.apis.anthropic.routes import CountTokensRequest, MessagesRequest
+from octavo.server.apis.anthropic.routes import CountTokensRequest, InputTokens, Message, MessagesRequest
 from octavo.server.apis.ollama import requests as ollama_protocol
 from octavo.server.apis.openai.chat_request import ChatCompletionRequest
 from octavo.server.apis.openai.completion_request import CompletionRequest
+from octavo.server.apis.openai.models_route import Model, ModelList, Version
+from octavo.server.apis.openai.responses import ChatCompletion, Completion
 from octavo.server.apis.openai.responses_request import ResponsesRequest
-from octavo.server.apis.openai.tokenization import DetokenizeRequest, TokenizeRequest
+from octavo.server.apis.openai.tokenization import DetokenizeRequest, Text, TokenizeRequest, Tokens
 from octavo.server.apis.tgi import requests as tgi_protocol
 
 __all__ = ["EVENTS", "OPERATIONS", "Operation"]
@@ -29,20 +31,20 @@ class Operation(msgspec.Struct, frozen=True):
         summary: in a line.
         description: more of it.
         request: type of the body.
-        answer: schema by name; None for any.
+        response: type of the response; None for any.
         stream: content type of a streamed answer.
         example: a body to try.
-        error: schema by name; None for any.
+        openai_errors: its errors are OpenAI's.
     """
 
     tag: str
     summary: str
     description: str = ""
     request: Any = None
-    answer: str | None = None
+    response: Any = None
     stream: str | None = None
     example: Any = None
-    error: str | None = None
+    openai_errors: bool = False
 
 
 _MESSAGES = [{"role": "user", "content": "Hello!"}]
@@ -59,10 +61,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "`logprobs` tells how likely its tokens were. Unknown fields are ignored; known ones that cannot be honoured "
         "are refused by name.",
         ChatCompletionRequest,
-        "ChatCompletion",
+        ChatCompletion,
         EVENTS,
         {"messages": _MESSAGES, "max_tokens": 64},
-        "Error",
+        True,
     ),
     ("POST", "/v1/completions"): Operation(
         "OpenAI",
@@ -71,10 +73,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         f"{_STREAMS}, and ends with `data: [DONE]`. Generates 16 tokens unless `max_tokens` says otherwise; `echo` "
         "puts the prompt before the answer.",
         CompletionRequest,
-        "Completion",
+        Completion,
         EVENTS,
         {"prompt": "Once upon a time", "max_tokens": 64},
-        "Error",
+        True,
     ),
     ("POST", "/v1/responses"): Operation(
         "OpenAI",
@@ -82,25 +84,29 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "As `/v1/chat/completions`, in the form of OpenAI's newer API. Nothing is stored: send the whole conversation "
         f"as `input` each time. {_STREAMS}. `text.format` holds the answer to JSON, or to a JSON schema.",
         ResponsesRequest,
-        "Response",
+        None,
         EVENTS,
         {"input": "Hello!", "max_output_tokens": 64},
-        "Error",
+        True,
     ),
-    ("GET", "/v1/responses/{response_id}"): Operation("OpenAI", "Read a response again", _NOT_STORED, error="Error"),
-    ("DELETE", "/v1/responses/{response_id}"): Operation("OpenAI", "Delete a response", _NOT_STORED, error="Error"),
+    ("GET", "/v1/responses/{response_id}"): Operation(
+        "OpenAI", "Read a response again", _NOT_STORED, openai_errors=True
+    ),
+    ("DELETE", "/v1/responses/{response_id}"): Operation(
+        "OpenAI", "Delete a response", _NOT_STORED, openai_errors=True
+    ),
     ("POST", "/v1/responses/{response_id}/cancel"): Operation(
-        "OpenAI", "Cancel a response", _NOT_STORED, error="Error"
+        "OpenAI", "Cancel a response", _NOT_STORED, openai_errors=True
     ),
     ("GET", "/v1/models"): Operation(
         "OpenAI",
         "List the models",
         "Every name that a request's `model` may have, aliases among them, loaded or not.",
-        answer="ModelList",
-        error="Error",
+        response=ModelList,
+        openai_errors=True,
     ),
     ("GET", "/v1/models/{name}"): Operation(
-        "OpenAI", "Describe a model", "Its name may hold slashes.", answer="Model", error="Error"
+        "OpenAI", "Describe a model", "Its name may hold slashes.", response=Model, openai_errors=True
     ),
     ("POST", "/v1/messages"): Operation(
         "Anthropic",
@@ -108,20 +114,18 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         f"For clients of Anthropic's API: text in, text out. {_STREAMS}. `output_config.format` holds the answer to a "
         "JSON schema.",
         MessagesRequest,
-        "Message",
+        Message,
         EVENTS,
         {"messages": _MESSAGES, "max_tokens": 64},
-        "AnthropicError",
     ),
     ("POST", "/v1/messages/count_tokens"): Operation(
         "Anthropic",
         "Count a conversation's tokens",
         "What `POST /v1/messages` would read, without generating an answer.",
         CountTokensRequest,
-        "InputTokens",
+        InputTokens,
         None,
         {"messages": _MESSAGES},
-        "AnthropicError",
     ),
     ("POST", "/api/chat"): Operation(
         "Ollama",
@@ -188,28 +192,27 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Turn a text or a conversation into token ids",
         "A conversation is written by the model's chat template first.",
         TokenizeRequest,
-        "Tokens",
+        Tokens,
         None,
         {"prompt": "Hello!"},
-        "Error",
+        True,
     ),
     ("POST", "/detokenize"): Operation(
         "Tokens",
         "Turn token ids into a text",
         "Control tokens are written out too.",
         DetokenizeRequest,
-        "Text",
+        Text,
         None,
         {"tokens": [72, 105]},
-        "Error",
+        True,
     ),
     ("GET", "/tokenizer_info"): Operation(
         "Tokens",
         "Describe the tokenizer",
         "Its special tokens, its size and the chat template, for clients that count tokens or write prompts "
         "themselves. `?model=` names the model.",
-        answer="TokenizerInfo",
-        error="Error",
+        openai_errors=True,
     ),
     ("GET", "/"): Operation("Server", "Say that the server runs", "What Ollama's clients ask; browsers get links."),
     ("GET", "/health"): Operation(
@@ -229,7 +232,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "probe.",
     ),
     ("GET", "/metrics"): Operation("Server", "Read the metrics", "In Prometheus' text format, under vLLM's names."),
-    ("GET", "/version"): Operation("Server", "Tell the version", answer="Version", error="Error"),
+    ("GET", "/version"): Operation("Server", "Tell the version", response=Version, openai_errors=True),
     ("GET", "/docs"): Operation("Server", "Read and try this API", "A page that needs no other server."),
     ("GET", "/openapi.json"): Operation("Server", "Describe this API", "An OpenAPI 3.1 document."),
 }
