@@ -420,7 +420,7 @@ def test_refused(refusing: Running, path: str) -> None:
 
 
 def test_delete_is_refused(native: ollama.Client) -> None:
-    with pytest.raises(ollama.ResponseError, match="changes none"):
+    with pytest.raises(ollama.ResponseError, match="cannot be changed"):
         native.delete("fake")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from octavo.engine.outputs import TokenLogprobs
-from octavo.server.apis.openai.responses import CompletionLogprobWriter
+from octavo.server.apis.openai.responses import CompletionLogprobs, CompletionLogprobWriter
 from server_fakes import answer
 from server_harness import Running
 
@@ -74,7 +74,7 @@ TOKENS = [b"Hi", "😀".encode()[:2], "😀".encode()[2:], " é".encode(), b"</s
 SPECIAL = 4
 
 
-def logprobs_of(ids: list[int], tops: list[list[int]] | None = None, **options: Any) -> dict[str, Any]:
+def logprobs_of(ids: list[int], tops: list[list[int]] | None = None, **options: Any) -> CompletionLogprobs:
     convert = CompletionLogprobWriter(
         lambda token: TOKENS[token], options.pop("as_ids", False), lambda t: t == SPECIAL, **options
     )
@@ -86,7 +86,7 @@ def logprobs_of(ids: list[int], tops: list[list[int]] | None = None, **options: 
 def test_offsets_index_the_text(as_ids: bool) -> None:
     ids = [0, 1, 2, 3, 4, 0]
     text = b"".join(TOKENS[token] for token in ids if token != SPECIAL).decode()
-    offsets = logprobs_of(ids, as_ids=as_ids)["text_offset"]
+    offsets = logprobs_of(ids, as_ids=as_ids).text_offset
     assert offsets == [0, 2, 2, 3, 5, 5]
     assert [text[offsets[0] : offsets[1]], text[offsets[2] : offsets[3]], text[offsets[3] : offsets[4]]] == [
         "Hi",
@@ -98,11 +98,11 @@ def test_offsets_index_the_text(as_ids: bool) -> None:
 
 def test_tokens_that_are_not_text_are_written_as_bytes() -> None:
     made = logprobs_of([1], [[5, 7, 2]])
-    assert made["tokens"] == ["bytes:\\xf0\\x9f"]
+    assert made.tokens == ["bytes:\\xf0\\x9f"]
     # 1 and 5 have the same bytes and are two tokens all the same.
-    assert set(made["top_logprobs"][0]) == {"bytes:\\xf0\\x9f", "token_id:5", "bytes:\\x98\\x80", "token_id:2"}
+    assert set(made.top_logprobs[0]) == {"bytes:\\xf0\\x9f", "token_id:5", "bytes:\\x98\\x80", "token_id:2"}
 
 
 def test_tokens_of_one_text_stay_two() -> None:
     made = logprobs_of([0], [[0, 6, 3]])
-    assert made["top_logprobs"] == [{"Hi": -1.0, " é": -5.0, "token_id:6": -8.0}]
+    assert made.top_logprobs == [{"Hi": -1.0, " é": -5.0, "token_id:6": -8.0}]

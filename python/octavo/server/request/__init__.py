@@ -1,1 +1,1 @@
-"""What every API shares of a request: decode, render, submit, stream."""
+"""Common to all APIs: decode, render, submit, collect and stream a request."""

@@ -1,4 +1,4 @@
-"""From the body of a request to its fields, and errors that name the field."""
+"""Decode request bodies to structs, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _wrong_type(error: msgspec.ValidationError, given: bytes | Mapping[str, Any]
 
 
 def _value(given: bytes | Mapping[str, Any], path: str) -> str | None:
-    """What stands at a path of the body, in short; None where it cannot be told."""
+    """The value at a path of the body, shortened; None if it is unknown."""
     if isinstance(given, bytes) and len(given) > _SHOWN_BODY_BYTES:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Errors that name the fields of the client's own API."""
+"""Errors with the field names of the client's API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["renamed_errors"]
 
 @contextmanager
 def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors name fields as the client sent them.
+    """Rename the fields in errors to those that the client sent.
 
     Args:
         names: the client's field by the field of our parameters.

@@ -20,13 +20,13 @@ from octavo.server.request.output_events import OutputEvent, OutputParser, text_
 if TYPE_CHECKING:
     from octavo.server.request.endpoint import RequestContext
 
-__all__ = ["Answer", "Push", "collect", "generate", "generate_nothing"]
+__all__ = ["Choice", "Push", "collect", "generate", "generate_nothing"]
 
 Push = Callable[[int, bytes], bool]
-"""Sends the text (UTF-8, or none) of one more token of an answer, by its choice; False when it cannot now."""
+"""Sends the text (UTF-8, or none) of one more token of a choice; False if that is impossible now."""
 
 
-class Answer(msgspec.Struct):
+class Choice(msgspec.Struct):
     """One choice, put together from its events."""
 
     texts: list[str] = []
@@ -64,7 +64,7 @@ async def _one(
 
 
 def _counted(push: Push, admission: Admission, record: RequestRecord) -> Push:
-    """`push`, of the only prompt's answers that have begun, counted."""
+    """`push`, counted, for choices of the only prompt that have begun."""
 
     def sink(choice: int, text: bytes) -> bool:
         if not record.has_begun(choice) or not push(choice, text):
@@ -110,7 +110,7 @@ async def _several(
 async def _within(
     admission: Admission, deadline: Deadline, source: AsyncIterator[tuple[int, OutputDelta]], choices: int, n: int
 ) -> AsyncIterator[tuple[int, OutputDelta]]:
-    """What `source` gives before the deadline, then the end of every answer that has none."""
+    """The output of `source` before the deadline, then the end of every choice that has not ended."""
     open_choices = set(range(choices))
     began = False
     while deadline.begin_wait():
@@ -204,10 +204,10 @@ async def generate_nothing(count: int, record: RequestRecord) -> AsyncGenerator[
     record.finish()
 
 
-async def collect(events: AsyncGenerator[OutputEvent, None], count: int) -> list[Answer]:
+async def collect(events: AsyncGenerator[OutputEvent, None], count: int) -> list[Choice]:
     """Put `count` choices together."""
-    answers = [Answer() for _ in range(count)]
+    choices = [Choice() for _ in range(count)]
     async with aclosing(events):
         async for event in events:
-            answers[event.choice].add(event)
-    return answers
+            choices[event.choice].add(event)
+    return choices

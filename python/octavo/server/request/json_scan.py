@@ -1,4 +1,4 @@
-"""How deep and how many a JSON text's objects and arrays are, found without parsing it or holding other threads up.
+"""Depth and number of the objects and arrays of a JSON text, without parsing it or blocking other threads.
 
 Other ways stall every stream of the server: a regular expression, or a parser, keeps the interpreter's lock for the
 tenth of a second that eight megabytes take. numpy lets go of it, and a piece takes a millisecond.
@@ -55,7 +55,7 @@ def scan(body: bytes, piece: int = _PIECE) -> Iterator[tuple[int, int]]:
 
 
 def _escaping(backslashes: npt.NDArray[np.intp], first_escaped: bool) -> npt.NDArray[np.intp]:
-    """Of the places of all backslashes those that escape what follows: every other one of a run."""
+    """The backslashes that escape what follows: every other one of a run."""
     if not backslashes.size:
         return backslashes
     begins = np.concatenate(([True], np.diff(backslashes) != 1))

@@ -1,4 +1,4 @@
-"""Signs of life on streams that have nothing to say yet: proxies close what is silent for a minute."""
+"""Heartbeats on silent streams: proxies close connections that are silent for a minute."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from octavo.server.transport.http import EVENTS, Reply
 __all__ = ["COMMENT", "LINE_SPACE", "keep_alive"]
 
 COMMENT = b": keep-alive\n\n"
-"""Of server-sent events, whose clients skip it."""
+"""The heartbeat of server-sent events, which clients skip."""
 LINE_SPACE = b" "
-"""Of a JSON value a line: it begins the next line, and JSON may begin with blanks. An empty line would be no value."""
+"""The heartbeat of JSON lines. It begins the next line, as JSON may begin with blanks; an empty line is invalid."""
 
 
 @asynccontextmanager
 async def keep_alive(
     reply: Reply, seconds: float, sign: bytes = COMMENT, headers: list[tuple[bytes, bytes]] = EVENTS
 ) -> AsyncIterator[None]:
-    """Send a sign of life after every `seconds` of silence while the block runs.
+    """Send a heartbeat after every `seconds` of silence while the block runs.
 
     Silence before the first output begins the stream, so an error that comes later is an event of it and has no status
     of its own.

@@ -1,4 +1,4 @@
-"""Caps on what one request may ask for; each error names the setting that says so."""
+"""Limits of one request; each error names the setting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check_constraint", "check_json", "check_messages", "check_request"]
 
 def _too_much(field: str | None, what: str, setting: str, limit: int) -> InvalidRequest:
     named = f"{field}: " if field else ""
-    return InvalidRequest(f"{named}{what} more than this server takes; {setting} is {limit}", field)
+    return InvalidRequest(f"{named}{what} more than this server allows; {setting} is {limit}", field)
 
 
 def check_json(body: bytes, settings: ServerSettings) -> None:
@@ -65,22 +65,22 @@ def check_constraint(text: str, field: str, settings: ServerSettings) -> None:
 def check_request(
     prompts: Sequence[Sequence[int]], params: SamplingParams, max_model_len: int, settings: ServerSettings
 ) -> None:
-    """Refuse a request whose prompts, answers and parameters together are too much.
+    """Refuse a request whose prompts, completions and parameters together are too much.
 
     Raises:
         InvalidRequest: naming the field.
     """
-    answers = len(prompts) * params.n
-    if answers > settings.max_answers:
+    completions = len(prompts) * params.n
+    if completions > settings.max_answers:
         field = "n" if params.n > 1 else "prompt"
         raise _too_much(
-            field, f"{len(prompts)} prompts with {params.n} answers each are", "max_answers", settings.max_answers
+            field, f"{len(prompts)} prompts with {params.n} completions each are", "max_answers", settings.max_answers
         )
     room = max_model_len if params.max_tokens is None else min(params.max_tokens, max_model_len)
-    if answers * room > settings.max_answer_tokens:
+    if completions * room > settings.max_answer_tokens:
         raise _too_much(
             "max_tokens",
-            f"{answers} answers of up to {room} tokens are",
+            f"{completions} completions of up to {room} tokens are",
             "max_answer_tokens",
             settings.max_answer_tokens,
         )

@@ -1,4 +1,4 @@
-"""The messages of a chat request, checked and made flat for chat templates."""
+"""Messages of a chat request, checked and converted for chat templates."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def flatten(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
 def template_variables(
     given: dict[str, Any] | None, documents: list[dict[str, Any]] | None = None, reasoning_effort: str | None = None
 ) -> dict[str, Any]:
-    """What a chat template reads besides the messages.
+    """The variables of a chat template besides the messages.
 
     Args:
         given: the client's `chat_template_kwargs`; names that are the server's own are dropped.
@@ -73,7 +73,7 @@ async def render(
     add_special_tokens: bool | None = None,
     variables: dict[str, Any] | None = None,
 ) -> list[int]:
-    """Token ids of flat messages; as `ModelHandle.render`, with what clients leave open filled in.
+    """Render flat messages to token ids, with defaults for what the request leaves out.
 
     A start token that the template wrote and the tokenizer would write again is there once.
 

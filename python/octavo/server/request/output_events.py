@@ -1,4 +1,4 @@
-"""What a request's output consists of, for every API and whatever parser reads the text."""
+"""Events of a request's output, the same for every API and output parser."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OutputEvent(msgspec.Struct):
 
 
 OutputParser = Callable[[int, OutputDelta], Sequence[OutputEvent]]
-"""Turns what the engine adds to a choice, by its index, into events. It may keep text back until a later context."""
+"""Turns what the engine adds to a choice, by its index, into events. It may keep text back until a later call."""
 
 
 def text_events(choice: int, delta: OutputDelta) -> Sequence[OutputEvent]:

@@ -1,4 +1,4 @@
-"""Chunks of a streamed answer as server-sent events."""
+"""Chunks of a streamed response as server-sent events."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChunkWriter:
-    """Frames the chunks of one answer; what they share is encoded once.
+    """Frames the chunks of one response; the shared part is encoded once.
 
     Args:
-        answer_id: the answer's `id`, the same in every chunk.
+        response_id: the response's `id`, the same in every chunk.
         kind: the chunks' `object`.
         model: served name.
-        fingerprint: `system_fingerprint`, as in whole answers.
+        fingerprint: `system_fingerprint`, as in whole responses.
         null_usage: chunks without usage say `"usage": null`, as OpenAI's do where the last chunk brings it.
     """
 
-    def __init__(self, answer_id: str, kind: str, model: str, fingerprint: str, *, null_usage: bool = False) -> None:
+    def __init__(self, response_id: str, kind: str, model: str, fingerprint: str, *, null_usage: bool = False) -> None:
         shared = _encode(
             {
-                "id": answer_id,
+                "id": response_id,
                 "object": kind,
                 "created": int(time.time()),
                 "model": model,

@@ -1,4 +1,4 @@
-"""What a request may hold its output to: one schema, pattern, choice or grammar, under the names of several servers."""
+"""Constraints of the output: one schema, pattern, choice or grammar, under the names of several servers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """What an output is to be held to.
+    """A constraint of the output.
 
     Attributes:
         field: the request's field that asks for it.
@@ -92,7 +92,7 @@ class _Fields(Protocol):
 
 
 def constraint_field(request: _Fields) -> str | None:
-    """The field of `output_constraint`'s answer, for one that has given it."""
+    """The field of a request's constraint; None without one."""
     return next((constraint.field for constraint in _found(request)), None)
 
 
@@ -113,7 +113,7 @@ def output_constraint(request: _Fields) -> Constraint | None:
     found = _found(request)
     if len(found) > 1:
         fields = " and ".join(constraint.field for constraint in found)
-        raise InvalidRequest(f"{found[1].field}: {fields} cannot be used together; leave one out", found[1].field)
+        raise InvalidRequest(f"{found[1].field}: {fields} cannot be used together; remove one", found[1].field)
     for constraint in found:
         _check(constraint)
     return found[0] if found else None

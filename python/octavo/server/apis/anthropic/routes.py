@@ -17,7 +17,7 @@ from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.decoding import REFUSED, RequestBody, convert, decode, doc, unsupported
 from octavo.server.request.endpoint import Endpoint, RequestContext
 from octavo.server.request.field_renames import renamed_errors
-from octavo.server.request.generation import Answer, collect, generate
+from octavo.server.request.generation import Choice, collect, generate
 from octavo.server.request.limits import check_messages
 from octavo.server.request.messages import render, template_variables
 from octavo.server.request.output_events import OutputEvent
@@ -40,7 +40,7 @@ _ERROR_TYPES = {
     504: "timeout_error",
 }
 _FORMAT = "output_config.format"
-# What a model thought before an answer is not needed to go on from that answer.
+# Thinking of earlier turns is left out of the prompt.
 _THOUGHTS = ("thinking", "redacted_thinking")
 
 
@@ -48,12 +48,12 @@ class _Errors(ErrorFormat):
     """`{"type": "error", "error": {"type", "message"}}`, also as the last event of a stream."""
 
     def body(self, status: int, error: dict[str, Any]) -> Any:
-        """The answer's JSON value."""
+        """The JSON value of the error."""
         kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": error["message"]}}
 
     def last_event(self, status: int, error: dict[str, Any]) -> bytes:
-        """The end of a stream that has begun."""
+        """The last event of a stream that fails."""
         return _event("error", self.body(status, error))
 
 
@@ -90,7 +90,9 @@ class CountTokensRequest(RequestBody, kw_only=True):
     model: Annotated[str | None, doc("A name that `/v1/models` lists. Default: the server's first.")] = None
     system: Annotated[str | list[dict[str, Any]] | None, doc("The system message.")] = None
     tools: Annotated[list[Any] | None, doc("Refused unless `tool_choice` is none.")] = None
-    tool_choice: Annotated[dict[str, Any] | None, doc('"none" replies in text even if there are tools.')] = None
+    tool_choice: Annotated[
+        dict[str, Any] | None, doc('`{"type": "none"}` replies in text even if there are tools.')
+    ] = None
     thinking: Annotated[
         Thinking | None, doc("`disabled`, for templates that support thinking. Other types are refused.")
     ] = None
@@ -107,10 +109,10 @@ class CountTokensRequest(RequestBody, kw_only=True):
             )
 
     def conversation(self) -> list[dict[str, Any]]:
-        """System text and messages, of one text each.
+        """The system text and the messages, each with one text.
 
         Raises:
-            InvalidRequest: a block that is not text, or another role than the two there are.
+            InvalidRequest: a block that is not text, or an unknown role.
         """
         flat = []
         if self.system is not None:
@@ -201,7 +203,7 @@ def _text(content: Any, place: str) -> str:
 
 
 def routes(state: ServerState) -> list[BaseRoute]:
-    """Both."""
+    """The routes of Anthropic's API."""
     errors = _Errors()
     return [
         Route("/v1/messages", Endpoint(state, messages, errors), methods=["POST"]),
@@ -210,7 +212,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
 
 
 def _is_begun(flat: list[dict[str, Any]]) -> bool:
-    """Whether the model continues the last message, as Anthropic does for an assistant's."""
+    """Whether the model continues the last message, which is the assistant's."""
     return flat[-1]["role"] == "assistant" and "tool_calls" not in flat[-1]
 
 
@@ -223,7 +225,7 @@ async def _prompt(context: RequestContext, model: ModelHandle, request: CountTok
 
 
 async def count_tokens(context: RequestContext) -> None:
-    """The tokens of a prompt, without an answer."""
+    """Count the tokens of a prompt."""
     request = decode(CountTokensRequest, context.body)
     context.reply.headers.append((b"request-id", context.request_id.encode()))
     check_messages(request.messages, context.state.settings)
@@ -232,7 +234,7 @@ async def count_tokens(context: RequestContext) -> None:
 
 
 async def messages(context: RequestContext) -> None:
-    """Answer one request, whole or streamed."""
+    """Complete a conversation, whole or streamed."""
     request = decode(MessagesRequest, context.body)
     context.reply.headers.append((b"request-id", context.request_id.encode()))
     check_messages(request.messages, context.state.settings)
@@ -252,10 +254,10 @@ async def messages(context: RequestContext) -> None:
 
         await write_stream(context, generate(context, model, [prompt], params, record, push=push), writer)
         return
-    answer = (await collect(generate(context, model, [prompt], params, record, whole=True), 1))[0]
-    reason, sequence = _stop(answer)
+    choice = (await collect(generate(context, model, [prompt], params, record, whole=True), 1))[0]
+    reason, sequence = _stop(choice)
     await context.reply.json(
-        _message(context, model, [TextBlock("text", answer.text)], reason, sequence, _usage(record))
+        _message(context, model, [TextBlock("text", choice.text)], reason, sequence, _usage(record))
     )
 
 
@@ -316,11 +318,11 @@ def _usage(record: RequestRecord) -> MessageUsage:
     )
 
 
-def _stop(answer: Answer) -> tuple[Literal["end_turn", "stop_sequence", "max_tokens"], str | None]:
-    if answer.finish_reason != "stop":
+def _stop(choice: Choice) -> tuple[Literal["end_turn", "stop_sequence", "max_tokens"], str | None]:
+    if choice.finish_reason != "stop":
         return "max_tokens", None
-    if isinstance(answer.stop_reason, str):
-        return "stop_sequence", answer.stop_reason
+    if isinstance(choice.stop_reason, str):
+        return "stop_sequence", choice.stop_reason
     return "end_turn", None
 
 
@@ -331,10 +333,10 @@ class _MessageStream(StreamWriter):
         self._context = context
         self._model = model
         self._record = record
-        self._answer = Answer()
+        self._choice = Choice()
 
     def opening(self) -> bytes:
-        """The message and its block of text, begun."""
+        """The start of the message and of its text block."""
         message = _message(self._context, self._model, [], None, None, _usage(self._record))
         return (
             _event("message_start", {"message": message})
@@ -344,7 +346,7 @@ class _MessageStream(StreamWriter):
 
     def event(self, event: OutputEvent) -> bytes:
         """A delta of the text."""
-        self._answer.finish_reason, self._answer.stop_reason = event.finish_reason, event.stop_reason
+        self._choice.finish_reason, self._choice.stop_reason = event.finish_reason, event.stop_reason
         return self.text(event.text) if event.text else b""
 
     def text(self, text: str) -> bytes:
@@ -352,7 +354,7 @@ class _MessageStream(StreamWriter):
         return _event("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": text}})
 
     def closing(self) -> bytes:
-        """The block and the message, done."""
-        reason, sequence = _stop(self._answer)
+        """The end of the text block and of the message."""
+        reason, sequence = _stop(self._choice)
         end = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": _usage(self._record)}
         return _event("content_block_stop", {"index": 0}) + _event("message_delta", end) + _event("message_stop", {})

@@ -1,4 +1,4 @@
-"""What Ollama's clients do with models: list and describe them, load and unload them."""
+"""Ollama's routes for models: list, describe, load and unload."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _time(seconds: float) -> str:
 
 
 def _known_as(registry: ModelRegistry, name: str) -> str:
-    """The name a model has here.
+    """The name that the registry has for a model.
 
     Raises:
         ModelNotServed: in Ollama's words.
@@ -67,21 +67,21 @@ async def route(context: RequestContext, name: str) -> ModelHandle:
 
 
 def _may_unload(context: RequestContext) -> bool:
-    """Whether the client decides when models go: by an admin's key, or without keys where idle models go anyway."""
+    """Whether the client may unload models: with an admin key, or without keys if idle models are unloaded anyway."""
     identity = context.identity
     return "admin" in identity.scopes and (not identity.anonymous or context.state.settings.idle_unload is not None)
 
 
 def set_keep_alive(context: RequestContext, model: ModelHandle, seconds: float | None) -> None:
-    """Heed a request's `keep_alive` where the client may decide such things; else it is only a wish."""
+    """Apply a request's `keep_alive` if the client may unload models; else ignore it."""
     if seconds is not None and _may_unload(context):
-        # A model that was removed meanwhile answers what it has begun.
+        # A model that was removed meanwhile completes its running requests.
         with contextlib.suppress(ModelNotServed):
             context.state.registry.set_keep_alive(model.version, seconds)
 
 
 async def load_or_unload(context: RequestContext, name: str, seconds: float | None, empty: dict[str, Any]) -> None:
-    """Answer a request without a prompt, which loads a model or, with a `keep_alive` of 0, unloads it.
+    """Respond to a request without a prompt, which loads a model or, with a `keep_alive` of 0, unloads it.
 
     Raises:
         Forbidden: to unload takes a key of the scope `admin`.
@@ -185,17 +185,17 @@ async def show(context: RequestContext) -> None:
 
 
 async def refuse(context: RequestContext) -> None:
-    """What changes the models on disk, which is the operator's, and embeddings.
+    """Refuse changes of the models on disk, and embeddings.
 
     Raises:
         InvalidRequest: always.
     """
     action = context.scope["path"].rsplit("/", 1)[-1]
     if action.startswith("embed"):
-        raise InvalidRequest(f"{action}: the models of this server generate text; they give no embeddings")
+        raise InvalidRequest(f"{action}: this server does not support embeddings")
     raise InvalidRequest(
-        f"{action}: this server serves the models it was started with and changes none; start another with "
-        "`octavo serve NAME`, or ask whoever runs this one"
+        f"{action}: the models of this server cannot be changed; start another server with "
+        "`octavo serve NAME`, or ask the operator of this one"
     )
 
 
@@ -206,7 +206,7 @@ class Reads:
         self._state = state
 
     async def index(self, request: Request) -> Response:
-        """`GET /`: what Ollama's clients look for, and an index for everybody else."""
+        """`GET /`: the text that Ollama's clients look for, and an index for browsers and others."""
         if "ollama" in request.headers.get("user-agent", "").lower():
             return PlainTextResponse("Ollama is running")
         models = self._state.registry.names
@@ -219,12 +219,12 @@ class Reads:
         return HTMLResponse(page)
 
     async def tags(self, request: Request) -> Response:
-        """`GET /api/tags`: what there is, loaded or not."""
+        """`GET /api/tags`: all models, loaded or not."""
         registry = self._state.registry
         return json_response({"models": [_listed(registry.targets(name)[0], name) for name in registry.names]})
 
     async def running(self, request: Request) -> Response:
-        """`GET /api/ps`: what is loaded."""
+        """`GET /api/ps`: the loaded models."""
         registry = self._state.registry
         models = []
         for name in registry.names:

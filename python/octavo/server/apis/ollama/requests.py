@@ -1,7 +1,6 @@
-"""The request bodies of Ollama's API, and what they mean in OpenAI's fields.
+"""The request bodies of Ollama's API, and their conversion to OpenAI's fields.
 
-As Ollama's server, options it does not know are ignored; those that would change the answer and cannot be honoured are
-refused.
+Unknown options are ignored, as in Ollama. Options that would change the output and are not supported are refused.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def parse_keep_alive(value: float | str | None) -> float | None:
     seconds = _seconds(value) if isinstance(value, str) else float(value)
     if not math.isfinite(seconds):
         raise InvalidRequest(
-            f"keep_alive: {ascii(value)[:60]} is no duration; give seconds, or a text such as '5m'", "keep_alive"
+            f"keep_alive: {ascii(value)[:60]} is not a duration; use seconds, or a string such as '5m'", "keep_alive"
         )
     return seconds
 
@@ -68,26 +67,26 @@ def _seconds(text: str) -> float:
 
 
 class ModelBody(RequestBody, kw_only=True):
-    """What every POST route of Ollama's takes: the model, which older clients call `name`."""
+    """The fields of every POST route: the model, which older clients call `name`."""
 
     model: Annotated[str | None, doc("A name that `/v1/models` lists. Default: the server's first.")] = None
     name: str | None = None
 
     @property
     def model_name(self) -> str:
-        """The model asked for.
+        """The name of the requested model.
 
         Raises:
-            InvalidRequest: none is named.
+            InvalidRequest: the name is missing.
         """
         name = self.model or self.name
         if not name:
-            raise InvalidRequest("model: is missing; name one of those that /api/tags lists", "model")
+            raise InvalidRequest("model: required field is missing; /api/tags lists the models", "model")
         return name
 
 
-class _AnswerBody(ModelBody, kw_only=True):
-    """What `/api/chat` and `/api/generate` share."""
+class _GenerationBody(ModelBody, kw_only=True):
+    """The fields that `/api/chat` and `/api/generate` share."""
 
     stream: Annotated[bool | None, doc("Send the output as it is generated.")] = None
     format: Annotated[str | dict[str, Any] | None, doc("Format of the output: JSON, or a JSON schema.")] = None
@@ -108,7 +107,7 @@ class _AnswerBody(ModelBody, kw_only=True):
     ] = None
 
     def check(self) -> None:
-        """Refuse what cannot be honoured.
+        """Refuse what is not supported.
 
         Raises:
             InvalidRequest: naming the field.
@@ -119,7 +118,7 @@ class _AnswerBody(ModelBody, kw_only=True):
             value = (self.options or {}).get(field)
             if value is not None and value != neutral:
                 raise InvalidRequest(
-                    f"options.{field}: {ascii(value)[:60]} is not supported; leave it out", f"options.{field}"
+                    f"options.{field}: {ascii(value)[:60]} is not supported; remove the field", f"options.{field}"
                 )
         if isinstance(self.think, str) and self.think not in ("low", "medium", "high", "max"):
             raise InvalidRequest(
@@ -133,12 +132,12 @@ class _AnswerBody(ModelBody, kw_only=True):
 
     @property
     def streams(self) -> bool:
-        """Ollama streams unless told otherwise."""
+        """Whether the response is streamed. Default: true."""
         return self.stream is not False
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What `think` sets in the chat templates that know of it."""
+        """Variables that `think` sets in chat templates."""
         if self.think is None:
             return {}
         thinks = self.think is not False
@@ -148,10 +147,10 @@ class _AnswerBody(ModelBody, kw_only=True):
         return variables
 
     def sampling_params(self, model: ModelHandle, defaults: Mapping[str, Any]) -> SamplingParams:
-        """The options as sampling parameters; what they leave open is as everywhere on this server.
+        """The options as sampling parameters; others take the server's defaults.
 
         Raises:
-            InvalidRequest: a value that is no value of its option, under the option's name.
+            InvalidRequest: an invalid value; `field` names the option.
         """
         given = {key: value for key, value in (self.options or {}).items() if value is not None}
         values: dict[str, Any] = {field: given[field] for field in _SAME if field in given}
@@ -163,7 +162,7 @@ class _AnswerBody(ModelBody, kw_only=True):
         elif last is not None:
             _check_last(last, model.max_model_len, {**defaults, **values})
         predict = _whole(given.get("num_predict"), "options.num_predict")
-        # Below 1 is no limit, and one beyond the context is none either.
+        # Values below 1 or beyond the context set no limit.
         if predict is not None and 0 < predict < model.max_model_len:
             values["max_tokens"] = predict
         for field in ("seed", "top_k"):
@@ -178,13 +177,13 @@ class _AnswerBody(ModelBody, kw_only=True):
             return fields.sampling_params(model, max_tokens=None, logprobs=fields.num_logprobs, defaults=defaults)
 
 
-class ChatBody(_AnswerBody, kw_only=True):
+class ChatBody(_GenerationBody, kw_only=True):
     """The body of `POST /api/chat`."""
 
     messages: Annotated[
         list[dict[str, Any]] | None, doc("The conversation. Contents are texts, or lists of parts of type text.")
     ] = None
-    tools: Annotated[list[Any] | None, doc("Refused unless `tool_choice` is none.")] = None
+    tools: Annotated[list[Any] | None, REFUSED] = None
 
     def check(self) -> None:
         """Refuse tools too."""
@@ -194,7 +193,7 @@ class ChatBody(_AnswerBody, kw_only=True):
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
-        """Its messages, as OpenAI's API has them.
+        """The messages in OpenAI's format.
 
         Raises:
             InvalidRequest: images.
@@ -210,7 +209,7 @@ class ChatBody(_AnswerBody, kw_only=True):
         return found
 
 
-class GenerateBody(_AnswerBody, kw_only=True):
+class GenerateBody(_GenerationBody, kw_only=True):
     """The body of `POST /api/generate`."""
 
     prompt: Annotated[str | None, doc("The text to reply to or to continue.")] = None
@@ -233,13 +232,13 @@ class GenerateBody(_AnswerBody, kw_only=True):
             )
         if self.raw and (self.system or self.context):
             field = "system" if self.system else "context"
-            raise InvalidRequest(f"{field}: raw mode takes the prompt as it is; leave {field} out", field)
+            raise InvalidRequest(f"{field}: not allowed in raw mode; remove the field", field)
 
     def history(self, model: ModelHandle) -> list[int]:
         """The tokens of the conversation so far.
 
         Raises:
-            InvalidRequest: ids that are none of the model's.
+            InvalidRequest: an id outside the vocabulary.
         """
         size = int(model.engine.model.vocab_size)
         for token in self.context or ():
@@ -250,17 +249,16 @@ class GenerateBody(_AnswerBody, kw_only=True):
 
 def _refuse_images(images: Any, field: str) -> None:
     if images:
-        raise InvalidRequest(f"{field}: this model reads text only; leave images out", field)
+        raise InvalidRequest(f"{field}: images are not supported; remove the field", field)
 
 
 def _check_last(last: int, max_model_len: int, values: Mapping[str, Any]) -> None:
-    """Refuse a window of penalties, which the engine has not; one that nothing could leave is none."""
+    """Refuse a window of penalties that is shorter than the context; the engine counts all tokens."""
     if last < -1 or (
         0 < last < max_model_len and any(values.get(name, off) != off for name, off in _NO_PENALTIES.items())
     ):
         raise InvalidRequest(
-            f"options.repeat_last_n: {last} is not supported, for penalties count all tokens; give -1 for that, or 0 "
-            "for no penalties",
+            f"options.repeat_last_n: {last} is not supported; use -1 (penalties count all tokens) or 0 (no penalties)",
             "options.repeat_last_n",
         )
 

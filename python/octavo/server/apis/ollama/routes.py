@@ -21,7 +21,7 @@ from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.decoding import decode
 from octavo.server.request.endpoint import Endpoint, RequestContext
-from octavo.server.request.generation import Answer, collect
+from octavo.server.request.generation import Choice, collect
 from octavo.server.request.generation import generate as generate_events
 from octavo.server.request.keep_alive import LINE_SPACE
 from octavo.server.request.messages import flatten
@@ -40,7 +40,7 @@ _LINES = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-# What changes the models on disk; here that is the operator's.
+# Changes of the models on disk, and embeddings.
 _REFUSED = (
     ("/api/pull", "POST"),
     ("/api/push", "POST"),
@@ -56,11 +56,11 @@ class _Errors(ErrorFormat):
     """`{"error": "what is wrong"}`, also as the last line of a stream."""
 
     def body(self, status: int, error: dict[str, Any]) -> Any:
-        """The answer's JSON value."""
+        """The JSON value of the error."""
         return {"error": error["message"]}
 
     def last_event(self, status: int, error: dict[str, Any]) -> bytes:
-        """The end of a stream that has begun."""
+        """The last event of a stream that fails."""
         return _encode(self.body(status, error)) + b"\n"
 
 
@@ -115,7 +115,7 @@ async def chat(context: RequestContext) -> None:
     def part(text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text}}
 
-    await _answer(context, model, request, prompt, params, loading, part)
+    await _respond(context, model, request, prompt, params, loading, part)
 
 
 async def generate(context: RequestContext) -> None:
@@ -138,7 +138,7 @@ async def generate(context: RequestContext) -> None:
     def part(text: str) -> dict[str, Any]:
         return {"response": text}
 
-    await _answer(context, model, request, prompt, params, loading, part)
+    await _respond(context, model, request, prompt, params, loading, part)
 
 
 async def _prompt(model: ModelHandle, request: GenerateBody, text: str) -> list[int]:
@@ -162,7 +162,7 @@ async def _prompt(model: ModelHandle, request: GenerateBody, text: str) -> list[
     return history + prompt
 
 
-async def _answer(
+async def _respond(
     context: RequestContext,
     model: ModelHandle,
     request: ChatBody | GenerateBody,
@@ -171,7 +171,7 @@ async def _answer(
     loading: int,
     part: Callable[[str], dict[str, Any]],
 ) -> None:
-    """Generate, and respond whole or line by line; `loading` is in nanoseconds, `part` puts a text in its place."""
+    """Generate, and respond whole or line by line; `loading` is in nanoseconds, `part` wraps a text in its field."""
     to_logprobs = ChatLogprobWriter(await model.token_bytes("logprobs"), False) if request.logprobs else None
     record = context.record(model, len(prompt))
     history = [*prompt] if isinstance(request, GenerateBody) and not request.raw else None
@@ -185,12 +185,12 @@ async def _answer(
         events = generate_events(context, model, [prompt], params, record, push=push if plain else None)
         await write_stream(context, events, writer)
     else:
-        answers = await collect(generate_events(context, model, [prompt], params, record, whole=True), 1)
-        await context.reply.json(writer.whole(answers[0]))
+        choices = await collect(generate_events(context, model, [prompt], params, record, whole=True), 1)
+        await context.reply.json(writer.whole(choices[0]))
 
 
 class _LineStream(StreamWriter):
-    """A JSON value a line.
+    """Writes one JSON value per line.
 
     Args:
         model: as the client named it.
@@ -227,7 +227,7 @@ class _LineStream(StreamWriter):
         return _encode(self._line(text, False, entries)) + b"\n"
 
     def event(self, event: OutputEvent) -> bytes:
-        """A line, where there is something to say."""
+        """A line, unless it would be empty."""
         self._finish_reason = event.finish_reason
         if self._history is not None:
             self._history.extend(event.token_ids)
@@ -237,11 +237,11 @@ class _LineStream(StreamWriter):
         """The last line, without text."""
         return _encode(self._last("", self._finish_reason, None)) + b"\n"
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, choice: Choice) -> dict[str, Any]:
         """The response that is not streamed."""
         if self._history is not None:
-            self._history.extend(answer.token_ids)
-        return self._last(answer.text, answer.finish_reason, answer.logprobs)
+            self._history.extend(choice.token_ids)
+        return self._last(choice.text, choice.finish_reason, choice.logprobs)
 
     def _line(self, text: str, done: bool, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
         shape = {"model": self._model, "created_at": now(), **self._part(text), "done": done}
@@ -257,7 +257,7 @@ class _LineStream(StreamWriter):
 
 
 def _durations(record: RequestRecord, loading: int, submitted: float) -> dict[str, int]:
-    """The counts and the nanoseconds at the end of an answer that was `submitted` so many seconds after its arrival."""
+    """Counts, and times in nanoseconds. The request was submitted `submitted` seconds after its arrival."""
     prefill = (record.time_to_first_token or 0.0) - max(record.queue_time or 0.0, submitted)
     return {
         "total_duration": round((time.monotonic() - record.arrival) * 1e9),

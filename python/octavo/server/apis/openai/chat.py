@@ -20,7 +20,7 @@ from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.decoding import decode
 from octavo.server.request.endpoint import Endpoint, RequestContext
-from octavo.server.request.generation import Answer, collect, generate, generate_nothing
+from octavo.server.request.generation import Choice, collect, generate, generate_nothing
 from octavo.server.request.limits import check_messages
 from octavo.server.request.messages import flatten, render, template_variables
 from octavo.server.request.output_events import OutputEvent
@@ -40,7 +40,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
 
 
 async def chat_completions(context: RequestContext) -> None:
-    """Answer one chat request, whole or streamed."""
+    """Complete a conversation, whole or streamed."""
     request = decode(ChatCompletionRequest, context.body)
     check_messages(request.messages, context.state.settings)
     context.timeout = request.timeout
@@ -64,9 +64,9 @@ async def chat_completions(context: RequestContext) -> None:
     echo = messages[-1]["content"] if request.echo and messages[-1]["role"] == "assistant" else ""
     to_logprobs = await _logprobs(model, request)
     record = context.record(model, len(prompt))
-    answer_id = request.answer_id("chatcmpl", context.request_id, context.header(b"x-request-id"))
+    response_id = request.response_id("chatcmpl", context.request_id, context.header(b"x-request-id"))
     chunks = ChunkWriter(
-        answer_id, "chat.completion.chunk", model.name, model.version, null_usage=request.include_usage
+        response_id, "chat.completion.chunk", model.name, model.version, null_usage=request.include_usage
     )
     writer = _ChatStream(request, chunks, prompt, params.n, record, to_logprobs, echo)
 
@@ -81,14 +81,14 @@ async def chat_completions(context: RequestContext) -> None:
     if request.stream:
         await write_stream(context, events, writer)
         return
-    answers = await collect(events, params.n)
+    choices = await collect(events, params.n)
     await context.reply.json(
         ChatCompletion(
-            id=answer_id,
+            id=response_id,
             object="chat.completion",
             created=int(time.time()),
             model=model.name,
-            choices=[_choice(index, answer, request, to_logprobs, echo) for index, answer in enumerate(answers)],
+            choices=[_choice(index, choice, request, to_logprobs, echo) for index, choice in enumerate(choices)],
             service_tier=None,
             system_fingerprint=model.version,
             usage=usage_of(record),
@@ -106,15 +106,15 @@ async def _logprobs(model: ModelHandle, request: ChatCompletionRequest) -> ChatL
 
 
 def _choice(
-    index: int, answer: Answer, request: ChatCompletionRequest, to_logprobs: ChatLogprobWriter | None, echo: str
+    index: int, choice: Choice, request: ChatCompletionRequest, to_logprobs: ChatLogprobWriter | None, echo: str
 ) -> ChatChoice:
     return ChatChoice(
         index=index,
-        message=AssistantMessage("assistant", echo + answer.text),
-        logprobs=to_logprobs(answer.logprobs) if to_logprobs else None,
-        finish_reason=finish_reason(answer.finish_reason),
-        stop_reason=answer.stop_reason,
-        token_ids=answer.token_ids if request.return_token_ids else None,
+        message=AssistantMessage("assistant", echo + choice.text),
+        logprobs=to_logprobs(choice.logprobs) if to_logprobs else None,
+        finish_reason=finish_reason(choice.finish_reason),
+        stop_reason=choice.stop_reason,
+        token_ids=choice.token_ids if request.return_token_ids else None,
     )
 
 
@@ -152,7 +152,7 @@ class _ChatStream(StreamWriter):
         return b"".join(chunks)
 
     def event(self, event: OutputEvent) -> bytes:
-        """As vLLM, also a chunk for tokens whose text is still held back: clients time tokens by chunks."""
+        """A chunk, also for tokens whose text is held back, as in vLLM: clients time tokens by chunks."""
         if not (event.text or event.token_ids or event.finish_reason):
             return b""
         if self.is_plain and not event.finish_reason:

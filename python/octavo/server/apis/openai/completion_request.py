@@ -13,7 +13,7 @@ from octavo.server.request.decoding import REFUSED, doc, unsupported
 
 __all__ = ["CompletionRequest"]
 
-MAX_ANSWERS = 1024  # of one request, prompts times n
+MAX_CHOICES = 1024  # of one request, prompts times n
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -79,6 +79,6 @@ class CompletionRequest(SamplingFields, kw_only=True):
                 )
         if not found or not all(found):
             raise InvalidRequest("prompt: empty; give a string or a list of token ids", "prompt")
-        if len(found) * self.num_candidates > MAX_ANSWERS:
-            raise InvalidRequest(f"prompt: {len(found)} prompts ask for more than {MAX_ANSWERS} completions", "prompt")
+        if len(found) * self.num_candidates > MAX_CHOICES:
+            raise InvalidRequest(f"prompt: {len(found)} prompts ask for more than {MAX_CHOICES} completions", "prompt")
         return found

@@ -23,7 +23,7 @@ from octavo.server.models.model_handle import ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.decoding import decode
 from octavo.server.request.endpoint import Endpoint, RequestContext
-from octavo.server.request.generation import Answer, collect, generate, generate_nothing
+from octavo.server.request.generation import Choice, collect, generate, generate_nothing
 from octavo.server.request.output_events import OutputEvent
 from octavo.server.request.sse import ChunkWriter
 from octavo.server.request.stream import StreamWriter, write_stream
@@ -43,7 +43,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
 
 
 async def completions(context: RequestContext) -> None:
-    """Answer one completion request, whole or streamed."""
+    """Complete a text, whole or streamed."""
     request = decode(CompletionRequest, context.body)
     context.timeout = request.timeout
     model = await context.route(request.model, user=request.user, session=request.session_id)
@@ -64,9 +64,9 @@ async def completions(context: RequestContext) -> None:
             check_token_ids(ids, model.engine.model.vocab_size, "prompt")
     echoes = [_echo(model, request, prompt) for prompt in given] if request.echo else [""] * len(given)
     record = context.record(model, sum(map(len, prompts)), len(prompts))
-    answer_id = request.answer_id("cmpl", context.request_id, context.header(b"x-request-id"))
+    response_id = request.response_id("cmpl", context.request_id, context.header(b"x-request-id"))
     to_logprobs = await _logprobs(model, request, len(prompts) * params.n)
-    chunks = ChunkWriter(answer_id, "text_completion", model.name, model.version, null_usage=request.include_usage)
+    chunks = ChunkWriter(response_id, "text_completion", model.name, model.version, null_usage=request.include_usage)
     writer = _CompletionStream(request, chunks, prompts, echoes, params.n, record, to_logprobs)
 
     def push(choice: int, text: bytes) -> bool:
@@ -84,18 +84,18 @@ async def completions(context: RequestContext) -> None:
         await write_stream(context, events, writer)
         return
     if request.num_candidates > params.n and not request.wants_nothing:
-        answers = await _best(events, len(prompts), request.num_candidates, params.n)
+        choices = await _best(events, len(prompts), request.num_candidates, params.n)
     else:
-        answers = await collect(events, len(prompts) * params.n)
+        choices = await collect(events, len(prompts) * params.n)
     await context.reply.json(
         Completion(
-            id=answer_id,
+            id=response_id,
             object="text_completion",
             created=int(time.time()),
             model=model.name,
             choices=[
-                _choice(index, answer, echoes[index // params.n], prompts[index // params.n], request, to_logprobs)
-                for index, answer in enumerate(answers)
+                _choice(index, choice, echoes[index // params.n], prompts[index // params.n], request, to_logprobs)
+                for index, choice in enumerate(choices)
             ],
             service_tier=None,
             system_fingerprint=model.version,
@@ -105,13 +105,13 @@ async def completions(context: RequestContext) -> None:
     )
 
 
-async def _best(events: AsyncGenerator[OutputEvent, None], num_prompts: int, candidates: int, n: int) -> list[Answer]:
+async def _best(events: AsyncGenerator[OutputEvent, None], num_prompts: int, candidates: int, n: int) -> list[Choice]:
     """Of each prompt's candidates the n whose tokens are the likeliest on average, best first."""
-    answers = await collect(events, num_prompts * candidates)
+    choices = await collect(events, num_prompts * candidates)
     best = []
-    for start in range(0, len(answers), candidates):
-        ranked = answers[start : start + candidates]
-        ranked.sort(key=lambda answer: mean_logprob(answer.logprobs), reverse=True)
+    for start in range(0, len(choices), candidates):
+        ranked = choices[start : start + candidates]
+        ranked.sort(key=lambda choice: mean_logprob(choice.logprobs), reverse=True)
         best += ranked[:n]
     return best
 
@@ -123,7 +123,7 @@ def _echo(model: ModelHandle, request: CompletionRequest, prompt: str | list[int
 
 
 async def _logprobs(model: ModelHandle, request: CompletionRequest, count: int) -> list[CompletionLogprobWriter]:
-    """One an answer, as each counts its own offsets; none when none are asked for."""
+    """One writer per choice, as each counts its own offsets; empty without log probabilities."""
     if request.logprobs is None:
         return []
     token_bytes, as_ids = await model.token_bytes("logprobs"), bool(request.return_tokens_as_token_ids)
@@ -138,7 +138,7 @@ async def _logprobs(model: ModelHandle, request: CompletionRequest, count: int) 
 
 def _choice(
     index: int,
-    answer: Answer,
+    choice: Choice,
     echo: str,
     prompt: list[int],
     request: CompletionRequest,
@@ -146,11 +146,11 @@ def _choice(
 ) -> CompletionChoice:
     return CompletionChoice(
         index=index,
-        text=echo + answer.text,
-        logprobs=to_logprobs[index](answer.logprobs) if to_logprobs else None,
-        finish_reason=finish_reason(answer.finish_reason),
-        stop_reason=answer.stop_reason,
-        token_ids=answer.token_ids if request.return_token_ids else None,
+        text=echo + choice.text,
+        logprobs=to_logprobs[index](choice.logprobs) if to_logprobs else None,
+        finish_reason=finish_reason(choice.finish_reason),
+        stop_reason=choice.stop_reason,
+        token_ids=choice.token_ids if request.return_token_ids else None,
         prompt_logprobs=None,
         prompt_token_ids=prompt if request.return_token_ids else None,
     )
@@ -180,7 +180,7 @@ class _CompletionStream(StreamWriter):
         self.is_plain = not (to_logprobs or request.return_token_ids or request.continuous_usage)
 
     def event(self, event: OutputEvent) -> bytes:
-        """As vLLM, also a chunk for tokens whose text is still held back: clients time tokens by chunks."""
+        """A chunk, also for tokens whose text is held back, as in vLLM: clients time tokens by chunks."""
         index = event.choice
         text, self._echoes[index] = self._echoes[index] + event.text, ""
         if not (text or event.token_ids or event.finish_reason):

@@ -96,7 +96,7 @@ class _Reads:
 
 
 def routes(state: ServerState) -> list[BaseRoute]:
-    """All of them."""
+    """The routes for models."""
     reads = _Reads(state)
     return [
         Route("/v1/models", reads.models),

@@ -158,12 +158,12 @@ def usage_of(record: RequestRecord) -> Usage:
 
 
 def finish_reason(reason: str | None) -> str | None:
-    """A finish reason in OpenAI's words, which have none for an answer that was cut short."""
+    """A finish reason in OpenAI's terms, which have none for an aborted choice."""
     return "length" if reason == "abort" else reason
 
 
 def mean_logprob(entries: Sequence[TokenLogprobs]) -> float:
-    """How likely an answer's tokens are on average; the lowest for no tokens."""
+    """Mean log probability of tokens; the lowest value without tokens."""
     if not entries:
         return LOWEST_LOGPROB
     return sum(_clamp(entry.logprob) for entry in entries) / len(entries)

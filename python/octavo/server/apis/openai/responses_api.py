@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, without memory: each request brings its whole conversation."""
+"""`POST /v1/responses`. Responses are not stored: each request contains its whole conversation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.decoding import decode
 from octavo.server.request.endpoint import Endpoint, RequestContext
 from octavo.server.request.field_renames import renamed_errors
-from octavo.server.request.generation import Answer, collect, generate
+from octavo.server.request.generation import Choice, collect, generate
 from octavo.server.request.limits import check_messages
 from octavo.server.request.messages import render, template_variables
 from octavo.server.request.output_events import OutputEvent
@@ -50,12 +50,12 @@ def routes(state: ServerState) -> list[BaseRoute]:
 
 
 async def stored_response(context: RequestContext) -> None:
-    """Refused: nothing is stored."""
+    """Refuse: responses are not stored."""
     raise ResponseNotFound("This server does not store responses; send the whole conversation with each request.")
 
 
 async def create_response(context: RequestContext) -> None:
-    """Answer one request, whole or streamed."""
+    """Respond to one request, whole or streamed."""
     with renamed_errors(_NAMES):
         request = decode(ResponsesRequest, context.body)
         messages = request.conversation_messages()
@@ -84,8 +84,8 @@ async def create_response(context: RequestContext) -> None:
         context.reply.errors = writer = _ResponseStream(shape)
         await write_stream(context, events, writer)
         return
-    answers = await collect(events, 1)
-    await context.reply.json(shape.finished(answers[0]))
+    choices = await collect(events, 1)
+    await context.reply.json(shape.finished(choices[0]))
 
 
 class _Shape:
@@ -136,10 +136,10 @@ class _Shape:
         """The response before its first token."""
         return self._response("in_progress", None, [], None)
 
-    def finished(self, answer: Answer) -> dict[str, Any]:
+    def finished(self, choice: Choice) -> dict[str, Any]:
         """The response at its end."""
         record = self.record
-        status = _status(answer)
+        status = _status(choice)
         used = {
             "input_tokens": record.prompt_tokens,
             "input_tokens_details": {"cached_tokens": record.cached_tokens},
@@ -148,23 +148,23 @@ class _Shape:
             "total_tokens": record.prompt_tokens + record.completion_tokens,
         }
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return self._response(status, details, [self.item(status, [self.part(answer)])], used)
+        return self._response(status, details, [self.item(status, [self.part(choice)])], used)
 
     def item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
         """The one message of the output."""
         return {"type": "message", "id": self.item_id, "status": status, "role": "assistant", "content": content}
 
-    def part(self, answer: Answer) -> dict[str, Any]:
+    def part(self, choice: Choice) -> dict[str, Any]:
         """The one part of that message."""
         return {
             "type": "output_text",
-            "text": answer.text,
+            "text": choice.text,
             "annotations": [],
-            "logprobs": self.logprobs(answer.logprobs),
+            "logprobs": self.logprobs(choice.logprobs),
         }
 
     def logprobs(self, entries: Any) -> list[PositionLogprobs]:
-        """Log probabilities of tokens; none where they were not asked for."""
+        """Log probabilities of tokens; empty if the request does not ask for them."""
         if self._to_logprobs is None or not entries:
             return []
         return self._to_logprobs(entries).content
@@ -188,8 +188,8 @@ class _Shape:
         }
 
 
-def _status(answer: Answer) -> str:
-    return "completed" if answer.finish_reason == "stop" else "incomplete"
+def _status(choice: Choice) -> str:
+    return "completed" if choice.finish_reason == "stop" else "incomplete"
 
 
 class _ResponseStream(StreamWriter, ErrorFormat):
@@ -198,7 +198,7 @@ class _ResponseStream(StreamWriter, ErrorFormat):
     def __init__(self, shape: _Shape) -> None:
         self._shape = shape
         self._number = 0
-        self._answer = Answer()
+        self._choice = Choice()
         self._place = {"item_id": shape.item_id, "output_index": 0, "content_index": 0}
 
     def _frame(self, kind: str, **fields: Any) -> bytes:
@@ -207,7 +207,7 @@ class _ResponseStream(StreamWriter, ErrorFormat):
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
     def opening(self) -> bytes:
-        """The response, its message and the message's part, all begun."""
+        """The start of the response, its message and its part."""
         running = self._shape.running()
         empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         return (
@@ -219,25 +219,25 @@ class _ResponseStream(StreamWriter, ErrorFormat):
 
     def event(self, event: OutputEvent) -> bytes:
         """A delta of the text."""
-        self._answer.add(event)
+        self._choice.add(event)
         if not (event.text or event.logprobs):
             return b""
         logprobs = self._shape.logprobs(event.logprobs)
         return self._frame("response.output_text.delta", **self._place, delta=event.text, logprobs=logprobs)
 
     def closing(self) -> bytes:
-        """The part, the message and the response, all done."""
-        part = self._shape.part(self._answer)
-        status = _status(self._answer)
+        """The end of the part, the message and the response."""
+        part = self._shape.part(self._choice)
+        status = _status(self._choice)
         return (
             self._frame("response.output_text.done", **self._place, text=part["text"], logprobs=part["logprobs"])
             + self._frame("response.content_part.done", **self._place, part=part)
             + self._frame("response.output_item.done", output_index=0, item=self._shape.item(status, [part]))
-            + self._frame(f"response.{status}", response=self._shape.finished(self._answer))
+            + self._frame(f"response.{status}", response=self._shape.finished(self._choice))
         )
 
     def last_event(self, status: int, error: dict[str, Any]) -> bytes:
-        """The error as its fields, as the documentation has them, and as the object that clients look for."""
+        """The error as fields, as OpenAI documents it, and as the object that clients look for."""
         code = error["code"] or str(status)
         fields = {"code": code, "message": error["message"], "param": error["param"]}
         return self._frame("error", **fields, error={**error, "code": code})

@@ -116,17 +116,17 @@ class ResponsesRequest(SamplingFields, kw_only=True):
             )
 
     def conversation_messages(self) -> list[dict[str, Any]]:
-        """The instructions and the input as messages of one text each.
+        """The instructions and the input as messages, each with one text.
 
         Raises:
-            InvalidRequest: an item that is no message of texts.
+            InvalidRequest: an item that is not a message of text.
         """
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
             messages.append({"role": "user", "content": self.input})
         else:
             for index, item in enumerate(self.input or ()):
-                # What a model thought before an answer is not needed to go on from that answer.
+                # Reasoning of earlier turns is left out of the prompt.
                 if item.get("type") != "reasoning":
                     messages.append(_message(item, f"input[{index}]"))
         if not self.input or not messages:

@@ -1,6 +1,6 @@
 """The fields that the request bodies of OpenAI's APIs share, with the extras that vLLM's clients send.
 
-Every field may be null, which means absent; unknown fields are ignored. A field that would change the answer and is not
+Every field may be null, which means absent; unknown fields are ignored. A field that would change the output and is not
 supported is refused rather than ignored.
 """
 
@@ -122,7 +122,7 @@ class SamplingFields(RequestBody, kw_only=True):
         doc("Cached prefixes are shared only between requests of the same salt."),
     ] = None
     request_id: Annotated[str | None, doc("Part of the response's `id`.")] = None
-    # Who asks: decides nothing but which model of an alias answers, so any type will do.
+    # The user decides only which model of an alias runs the request, so any type will do.
     user: Annotated[Any, doc("An alias of several models always uses the same one for a user.")] = None
     session_id: Annotated[Any, doc("An alias of several models always uses the same one for a session.")] = None
     add_special_tokens: Annotated[
@@ -206,16 +206,16 @@ class SamplingFields(RequestBody, kw_only=True):
         logprobs: int | None,
         defaults: Mapping[str, Any] | None = None,
     ) -> SamplingParams:
-        """The request's sampling: its own fields, else what the model's makers recommend, else OpenAI's.
+        """The sampling parameters: the request's fields, else the model's recommendations, else OpenAI's defaults.
 
         Args:
-            model: the model that answers.
+            model: the requested model.
             max_tokens: when the request names none.
             logprobs: as `SamplingParams.logprobs`.
             defaults: in place of what the model's makers recommend.
 
         Raises:
-            InvalidRequest: a value out of range, or a constraint that the engine cannot keep.
+            InvalidRequest: a value out of range, or a constraint that the engine does not support.
         """
         values: dict[str, Any] = dict(model.sampling_defaults if defaults is None else defaults)
         for field in _SAME_NAME:
@@ -252,12 +252,12 @@ class SamplingFields(RequestBody, kw_only=True):
                     "min_tokens",
                 )
             values["structured_outputs"] = constraint.spec
-        # The engine makes one token at least; a request for none is answered without it.
+        # The engine generates at least one token; a request for none does not reach it.
         values["max_tokens"] = max_tokens if asked is None else max(asked, 1)
         return SamplingParams(**values, logprobs=logprobs)
 
     def _single_logits(self, model: ModelHandle, vocab_size: int) -> dict[str, Any]:
-        """What changes logits of single tokens, as `SamplingParams` takes it."""
+        """The fields that change logits of single tokens, for `SamplingParams`."""
         given = {field: getattr(self, field) for field in ("logit_bias", "bad_words", "allowed_token_ids")}
         values = {field: value for field, value in given.items() if value or (value == [] and field != "bad_words")}
         if values and not model.constrains_output:
@@ -277,7 +277,7 @@ class SamplingFields(RequestBody, kw_only=True):
         Args:
             prompt: token ids.
             max_model_len: the model's context.
-            max_tokens: of the answer, for which -1 leaves room.
+            max_tokens: of the output, for which -1 leaves room.
 
         Raises:
             InvalidRequest: more than the context.
@@ -294,15 +294,15 @@ class SamplingFields(RequestBody, kw_only=True):
             keep = max(max_model_len - (max_tokens or 1), 1)
         return prompt[:keep] if self.truncation_side == "right" else prompt[-keep:]
 
-    def answer_id(self, prefix: str, request_id: str, header: str | None) -> str:
-        """The answer's `id`: from the request's header, else its body's `request_id`, else a fresh one."""
+    def response_id(self, prefix: str, request_id: str, header: str | None) -> str:
+        """The response's `id`: from the request header, else from `request_id`, else a new one."""
         if header is None and self.request_id and _REQUEST_ID.fullmatch(self.request_id):
             return f"{prefix}-{self.request_id}"
         return f"{prefix}-{request_id}"
 
     @property
     def wants_nothing(self) -> bool:
-        """Whether no output token is asked for."""
+        """Whether the request asks for no output tokens."""
         asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return asked == 0
 

@@ -1,4 +1,4 @@
-"""`POST /tokenize`, `POST /detokenize`, `GET /tokenizer_info`: what evaluation tools ask of a served model."""
+"""`POST /tokenize`, `POST /detokenize`, `GET /tokenizer_info`: for evaluation tools."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Text(msgspec.Struct):
 
 
 def routes(state: ServerState) -> list[BaseRoute]:
-    """All of them."""
+    """The routes of the tokenizer."""
     return [
         Route("/tokenize", Endpoint(state, tokenize), methods=["POST"]),
         Route("/detokenize", Endpoint(state, detokenize), methods=["POST"]),
@@ -134,7 +134,7 @@ async def detokenize(context: RequestContext) -> None:
 
 
 async def tokenizer_info(context: RequestContext) -> None:
-    """What a client must know of the tokenizer to count and to write prompts itself; `?model=` names the model."""
+    """Describe the tokenizer, for clients that count tokens or write prompts. `?model=` names the model."""
     from starlette.requests import Request
 
     model = await context.route(Request(context.scope).query_params.get("model"))

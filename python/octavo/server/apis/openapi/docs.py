@@ -117,7 +117,7 @@ const show = (path, method, operation, parent) => {
       area ? area.value : undefined, output));
     if (content) { make('h4', 'Request', box); fields(content.schema, box); }
     const answer = (((operation.responses['200'] || {}).content || {})['application/json'] || {}).schema;
-    if (answer) { make('h4', 'Answer', box); fields(answer, box); }
+    if (answer) { make('h4', 'Response', box); fields(answer, box); }
   });
 };
 const load = async () => {

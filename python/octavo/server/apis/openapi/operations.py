@@ -1,4 +1,4 @@
-"""What each route does, in its users' words, and what its code does not say of it."""
+"""Summary, description and types of each route, for `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["EVENTS", "OPERATIONS", "Operation"]
 
 EVENTS = "text/event-stream"
 _LINES = "application/x-ndjson"
-_STREAMS = "With `stream: true` the answer comes as server-sent events, a token or a few at a time"
+_STREAMS = "With `stream: true` the response is a stream of server-sent events, one or a few tokens each"
 
 
 class Operation(msgspec.Struct, frozen=True):
     """One route.
 
     Attributes:
-        tag: whose API it is of.
-        summary: in a line.
-        description: more of it.
+        tag: name of its API.
+        summary: one line.
+        description: more sentences.
         request: type of the body.
         response: type of the response; None for any.
         stream: content type of a streamed answer.
-        example: a body to try.
+        example: of the body.
         openai_errors: its errors are OpenAI's.
     """
 
@@ -48,46 +48,46 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 _MESSAGES = [{"role": "user", "content": "Hello!"}]
-_NOT_STORED = "This server stores no responses, so the answer is always 404: keep what `POST /v1/responses` answers."
-_OPERATORS = "Refused: models on disk are the operator's. `octavo serve` and its admin port load and unload them."
-_NO_EMBEDDINGS = "Refused: the models here write text, and make no embeddings."
+_NOT_STORED = "Responses are not stored, so this is always 404. Keep the response of `POST /v1/responses`."
+_OPERATORS = "Refused. The operator manages the models with `octavo serve` and its admin port."
+_NO_EMBEDDINGS = "Refused. Embeddings are not supported."
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
         "OpenAI",
         "Answer a conversation",
-        "Renders the messages with the model's chat template and generates the assistant's answer, or `n` of them. "
-        f"{_STREAMS}, and ends with `data: [DONE]`. `response_format` holds the answer to JSON, or to a JSON schema; "
-        "`logprobs` tells how likely its tokens were. Unknown fields are ignored; known ones that cannot be honoured "
+        "Renders the messages with the model's chat template and generates `n` replies. "
+        f"{_STREAMS}, and ends with `data: [DONE]`. `response_format` constrains the reply to JSON, or to a JSON "
+        "schema; `logprobs` returns log probabilities. Unknown fields are ignored; known fields that are not supported "
         "are refused by name.",
         ChatCompletionRequest,
         ChatCompletion,
         EVENTS,
         {"messages": _MESSAGES, "max_tokens": 64},
-        True,
+        openai_errors=True,
     ),
     ("POST", "/v1/completions"): Operation(
         "OpenAI",
         "Continue a text",
-        "Goes on with a prompt as it is, without a chat template: a text, token ids, or a list of either. "
-        f"{_STREAMS}, and ends with `data: [DONE]`. Generates 16 tokens unless `max_tokens` says otherwise; `echo` "
-        "puts the prompt before the answer.",
+        "Continues a prompt without a chat template: a text, token ids, or a list of either. "
+        f"{_STREAMS}, and ends with `data: [DONE]`. The default of `max_tokens` is 16; `echo` "
+        "puts the prompt before the output.",
         CompletionRequest,
         Completion,
         EVENTS,
         {"prompt": "Once upon a time", "max_tokens": 64},
-        True,
+        openai_errors=True,
     ),
     ("POST", "/v1/responses"): Operation(
         "OpenAI",
         "Answer an input (Responses API)",
-        "As `/v1/chat/completions`, in the form of OpenAI's newer API. Nothing is stored: send the whole conversation "
-        f"as `input` each time. {_STREAMS}. `text.format` holds the answer to JSON, or to a JSON schema.",
+        "OpenAI's newer API for chats. Responses are not stored: send the whole conversation "
+        f"as `input` each time. {_STREAMS}. `text.format` constrains the output to JSON, or to a JSON schema.",
         ResponsesRequest,
         None,
         EVENTS,
         {"input": "Hello!", "max_output_tokens": 64},
-        True,
+        openai_errors=True,
     ),
     ("GET", "/v1/responses/{response_id}"): Operation(
         "OpenAI", "Read a response again", _NOT_STORED, openai_errors=True
@@ -111,8 +111,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/messages"): Operation(
         "Anthropic",
         "Answer a conversation (Messages API)",
-        f"For clients of Anthropic's API: text in, text out. {_STREAMS}. `output_config.format` holds the answer to a "
-        "JSON schema.",
+        f"For clients of Anthropic's API: text in, text out. {_STREAMS}. `output_config.format` constrains the "
+        "reply to a JSON schema.",
         MessagesRequest,
         Message,
         EVENTS,
@@ -121,7 +121,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/messages/count_tokens"): Operation(
         "Anthropic",
         "Count a conversation's tokens",
-        "What `POST /v1/messages` would read, without generating an answer.",
+        "The prompt tokens of `POST /v1/messages`, without generating.",
         CountTokensRequest,
         InputTokens,
         None,
@@ -130,8 +130,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/api/chat"): Operation(
         "Ollama",
         "Answer a conversation (Ollama)",
-        "Streams JSON objects, one a line, unless `stream` is false. Without messages it loads the model, or unloads "
-        "it where `keep_alive` is 0. `format` holds the answer to JSON, or to a JSON schema.",
+        "Streams JSON objects, one per line, unless `stream` is false. Without messages it loads the model, or unloads "
+        "it if `keep_alive` is 0. `format` constrains the reply to JSON, or to a JSON schema.",
         ollama_protocol.ChatBody,
         None,
         _LINES,
@@ -140,8 +140,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/api/generate"): Operation(
         "Ollama",
         "Answer a prompt (Ollama)",
-        "As `/api/chat`, for one prompt; `raw` sends it to the model as it is. `context` of an answer goes on with its "
-        "conversation.",
+        "Like `/api/chat`, for one prompt. `raw` sends it to the model unchanged. `context` of a response continues "
+        "its conversation.",
         ollama_protocol.GenerateBody,
         None,
         _LINES,
@@ -151,7 +151,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Ollama", "Describe a model (Ollama)", "Loads nothing.", ollama_protocol.ModelBody
     ),
     ("GET", "/api/tags"): Operation("Ollama", "List the models (Ollama)", "Loaded or not."),
-    ("GET", "/api/ps"): Operation("Ollama", "List the loaded models", "Of what size, and when each is unloaded."),
+    ("GET", "/api/ps"): Operation("Ollama", "List the loaded models", "With their size, and when each is unloaded."),
     ("GET", "/api/version"): Operation("Ollama", "Tell the version (Ollama)"),
     ("POST", "/api/pull"): Operation("Ollama", "Download a model", _OPERATORS),
     ("POST", "/api/push"): Operation("Ollama", "Upload a model", _OPERATORS),
@@ -163,7 +163,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/generate"): Operation(
         "TGI",
         "Continue a text (TGI)",
-        "The whole answer at once. `parameters.details` adds its tokens; `parameters.grammar` holds it to a JSON "
+        "The whole output at once. `parameters.details` adds its tokens; `parameters.grammar` constrains it to a JSON "
         "schema or a regular expression.",
         tgi_protocol.GenerateBody,
         example={"inputs": "Hello!"},
@@ -171,7 +171,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/generate_stream"): Operation(
         "TGI",
         "Continue a text, streamed (TGI)",
-        "A server-sent event a token.",
+        "One server-sent event per token.",
         tgi_protocol.GenerateBody,
         None,
         EVENTS,
@@ -180,7 +180,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/"): Operation(
         "TGI",
         "Continue a text, whole or streamed (TGI)",
-        "As `/generate_stream` where `stream` is true, else as `/generate`, within a list.",
+        "Like `/generate_stream` if `stream` is true, else like `/generate`, within a list.",
         tgi_protocol.GenerateBody,
         None,
         EVENTS,
@@ -190,22 +190,22 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/tokenize"): Operation(
         "Tokens",
         "Turn a text or a conversation into token ids",
-        "A conversation is written by the model's chat template first.",
+        "The model's chat template renders a conversation first.",
         TokenizeRequest,
         Tokens,
         None,
         {"prompt": "Hello!"},
-        True,
+        openai_errors=True,
     ),
     ("POST", "/detokenize"): Operation(
         "Tokens",
         "Turn token ids into a text",
-        "Control tokens are written out too.",
+        "Special tokens are included.",
         DetokenizeRequest,
         Text,
         None,
         {"tokens": [72, 105]},
-        True,
+        openai_errors=True,
     ),
     ("GET", "/tokenizer_info"): Operation(
         "Tokens",
@@ -214,16 +214,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "themselves. `?model=` names the model.",
         openai_errors=True,
     ),
-    ("GET", "/"): Operation("Server", "Say that the server runs", "What Ollama's clients ask; browsers get links."),
+    ("GET", "/"): Operation("Server", "Say that the server runs", "For Ollama's clients; browsers get links."),
     ("GET", "/health"): Operation(
-        "Server", "Tell whether requests are answered", "200 with nothing in it, or 503 with the reason."
+        "Server", "Tell whether requests are answered", "200 without a body, or 503 with the reason."
     ),
-    ("GET", "/ping"): Operation("Server", "Tell whether requests are answered", "As `/health`."),
-    ("POST", "/ping"): Operation("Server", "Tell whether requests are answered", "As `/health`."),
+    ("GET", "/ping"): Operation("Server", "Tell whether requests are answered", "Like `/health`."),
+    ("POST", "/ping"): Operation("Server", "Tell whether requests are answered", "Like `/health`."),
     ("GET", "/livez"): Operation(
         "Server",
         "Tell whether the process is alive",
-        "503 when nothing but a new process helps. For Kubernetes' liveness probe.",
+        "503 if only a restart helps. For Kubernetes' liveness probe.",
     ),
     ("GET", "/readyz"): Operation(
         "Server",
@@ -231,7 +231,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "503 while they load, with the progress, and when the server is about to stop. For Kubernetes' readiness "
         "probe.",
     ),
-    ("GET", "/metrics"): Operation("Server", "Read the metrics", "In Prometheus' text format, under vLLM's names."),
+    ("GET", "/metrics"): Operation("Server", "Read the metrics", "In Prometheus' text format, with vLLM's names."),
     ("GET", "/version"): Operation("Server", "Tell the version", response=Version, openai_errors=True),
     ("GET", "/docs"): Operation("Server", "Read and try this API", "A page that needs no other server."),
     ("GET", "/openapi.json"): Operation("Server", "Describe this API", "An OpenAPI 3.1 document."),

@@ -1,4 +1,4 @@
-"""The request bodies of TGI's API, with its ranges, and what they mean in OpenAI's fields."""
+"""The request bodies of TGI's API, with its ranges, and their conversion to OpenAI's fields."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Grammar(msgspec.Struct):
     value: Annotated[Any, doc("The schema or the pattern.")] = None
 
     def check(self) -> None:
-        """Refuse what is none.
+        """Refuse an invalid grammar.
 
         Raises:
             InvalidRequest: an unknown type, or a value of another type.
@@ -48,11 +48,13 @@ class Grammar(msgspec.Struct):
         if self.type not in ("json", "json_object", "json_schema", "regex"):
             raise InvalidRequest(f"grammar: {ascii(self.type)[:60]} is not one of json, json_schema, regex", "grammar")
         if not isinstance(self.value, str if self.type == "regex" else str | dict) or not self.value:
-            raise InvalidRequest(f"grammar: its value is no {'text' if self.type == 'regex' else 'schema'}", "grammar")
+            raise InvalidRequest(
+                f"grammar: the value is not a {'string' if self.type == 'regex' else 'schema'}", "grammar"
+            )
 
     @property
     def constraint(self) -> dict[str, Any]:
-        """As a field of OpenAI's requests."""
+        """The field of OpenAI's requests, with its value."""
         if self.type == "regex":
             return {"guided_regex": self.value}
         named = self.type == "json_schema" and isinstance(self.value, dict) and "schema" in self.value
@@ -90,14 +92,14 @@ class GenerateParameters(msgspec.Struct, kw_only=True):
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are drawn; without any of these TGI takes the likeliest."""
+        """Whether tokens are sampled; without any sampling field TGI takes the likeliest."""
         return bool(self.do_sample) or not (
             self.temperature is None and self.top_k is None and self.top_p is None and self.typical_p is None
         )
 
     @property
-    def num_answers(self) -> int:
-        """Of which the likeliest is given."""
+    def num_candidates(self) -> int:
+        """Number of candidates. The likeliest is returned."""
         return 1 if self.best_of is None else self.best_of
 
     def check(self) -> None:
@@ -106,11 +108,11 @@ class GenerateParameters(msgspec.Struct, kw_only=True):
         Raises:
             InvalidRequest: naming the field.
         """
-        if not 1 <= self.num_answers <= MAX_N:
+        if not 1 <= self.num_candidates <= MAX_N:
             raise InvalidRequest(f"best_of: {self.best_of} is not between 1 and {MAX_N}", "best_of")
-        if self.num_answers > 1 and not self.samples:
+        if self.num_candidates > 1 and not self.samples:
             raise InvalidRequest("best_of: values above 1 require sampling; set do_sample", "best_of")
-        if self.num_answers > 1 and self.seed is not None:
+        if self.num_candidates > 1 and self.seed is not None:
             raise InvalidRequest("seed: must not be set when best_of is above 1", "seed")
         for field in ("temperature", "repetition_penalty", "top_k", "max_new_tokens", "truncate"):
             value = getattr(self, field)
@@ -162,18 +164,18 @@ class GenerateBody(RequestBody, kw_only=True):
         return self.parameters or GenerateParameters()
 
     def check_stream(self) -> None:
-        """Refuse what has no place in a stream.
+        """Refuse what cannot be streamed.
 
         Raises:
             InvalidRequest: naming the field.
         """
-        if self.params.num_answers > 1:
+        if self.params.num_candidates > 1:
             raise InvalidRequest("best_of: must be 1 when streaming", "best_of")
         if self.params.decoder_input_details:
             raise InvalidRequest("decoder_input_details: is not available when streaming", "decoder_input_details")
 
     def room(self, model: ModelHandle, num_inputs: int) -> int:
-        """Tokens that may be generated after so many.
+        """Maximum number of output tokens after `num_inputs` tokens.
 
         Raises:
             ContextLengthExceeded: fewer than asked for.
@@ -188,7 +190,7 @@ class GenerateBody(RequestBody, kw_only=True):
         return min(DEFAULT_MAX_NEW_TOKENS, room) if asked is None else asked
 
     def sampling_params(self, model: ModelHandle, num_inputs: int, *, logprobs: bool) -> SamplingParams:
-        """As TGI understands them: nothing comes from the model's recommendations, and stop texts stay in the text.
+        """The sampling parameters. TGI ignores the model's recommendations and keeps stop texts in the output.
 
         Raises:
             InvalidRequest: a value out of range.
@@ -196,7 +198,7 @@ class GenerateBody(RequestBody, kw_only=True):
         given = self.params
         values: dict[str, Any] = {
             "max_tokens": self.room(model, num_inputs),
-            "n": given.num_answers,
+            "n": given.num_candidates,
             "stop": given.stop,
             "include_stop_str_in_output": True,
             "repetition_penalty": given.repetition_penalty,
@@ -205,7 +207,7 @@ class GenerateBody(RequestBody, kw_only=True):
             "logprobs": given.top_n_tokens or 0 if logprobs or given.top_n_tokens else None,
         }
         if given.samples:
-            # Drawn here, so that the answer can tell it.
+            # Drawn here, because the response contains it.
             seed = secrets.randbits(62) if given.seed is None else given.seed
             values |= {"temperature": given.temperature, "top_k": given.top_k, "top_p": given.top_p, "seed": seed}
         if given.grammar is not None:

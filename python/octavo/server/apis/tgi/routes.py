@@ -22,7 +22,7 @@ from octavo.server.models.model_handle import TEXT_THREADS, ModelHandle
 from octavo.server.observability.request_record import RequestRecord
 from octavo.server.request.decoding import decode
 from octavo.server.request.endpoint import Endpoint, RequestContext
-from octavo.server.request.generation import Answer, collect
+from octavo.server.request.generation import Choice, collect
 from octavo.server.request.generation import generate as generate_events
 from octavo.server.request.output_events import OutputEvent
 from octavo.server.request.stream import StreamWriter, write_stream
@@ -47,7 +47,7 @@ class _Errors(ErrorFormat):
         return {400: 422, 404: 422, 500: 424}.get(status, status)
 
     def body(self, status: int, error: dict[str, Any]) -> Any:
-        """The answer's JSON value."""
+        """The JSON value of the error."""
         if status in (429, 503):
             kind, text = "overloaded", "Model is overloaded: "
         elif status < 500:
@@ -57,7 +57,7 @@ class _Errors(ErrorFormat):
         return {"error": text + error["message"], "error_type": kind}
 
     def last_event(self, status: int, error: dict[str, Any]) -> bytes:
-        """The end of a stream that has begun."""
+        """The last event of a stream that fails."""
         text = f"Request failed during generation: {error['message']}"
         return b"data:" + _encode({"error": text, "error_type": "generation"}) + b"\n\n"
 
@@ -76,7 +76,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
 
 
 async def generate(context: RequestContext) -> None:
-    """`POST /generate`: the whole answer."""
+    """`POST /generate`: the whole output."""
     await _whole(context, decode(GenerateBody, context.body), as_list=False)
 
 
@@ -86,7 +86,7 @@ async def generate_stream(context: RequestContext) -> None:
 
 
 async def compatible(context: RequestContext) -> None:
-    """`POST /`: a stream where `stream` asks for one, else a list of the one answer."""
+    """`POST /`: a stream if `stream` is true, else a list of one response."""
     request = decode(GenerateBody, context.body)
     if request.stream:
         await _stream(context, request)
@@ -95,7 +95,7 @@ async def compatible(context: RequestContext) -> None:
 
 
 class _Tokens:
-    """Writes tokens as TGI shows them."""
+    """Writes tokens in TGI's format."""
 
     def __init__(self, token_bytes: Callable[[int], bytes], flags: bytes) -> None:
         self._token_bytes = token_bytes
@@ -106,12 +106,12 @@ class _Tokens:
         return token_id < len(self._flags) and bool(self._flags[token_id] & SPECIAL)
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
-        """A text each: a character of several tokens comes with its last one, a special token has none."""
+        """The text of each token. A character of several tokens belongs to the last; special tokens have none."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return [decoder.decode(b"" if self.special(token) else self._token_bytes(token)) for token in token_ids]
 
     def spread(self, text: str, token_ids: Sequence[int]) -> list[str]:
-        """`text`, which came with these tokens, cut where they end as far as that can be told."""
+        """Split `text` among the tokens that it came with, as far as possible."""
         if len(token_ids) > 1:
             cut = self.texts(token_ids)
             if "".join(cut) == text:
@@ -124,7 +124,7 @@ class _Tokens:
         return {"id": token_id, "text": text, "logprob": clamped, "special": self.special(token_id)}
 
     def top(self, entry: TokenLogprobs) -> list[dict[str, Any]]:
-        """The likeliest tokens at one place."""
+        """The likeliest tokens at one position."""
         return [self.token(token, logprob, self.texts([token])[0]) for token, logprob in entry.top]
 
 
@@ -134,7 +134,7 @@ async def _tokens(model: ModelHandle) -> _Tokens:
 
 
 class _Request:
-    """One request on its way: what both kinds of answer are made of."""
+    """One request: what whole and streamed responses share."""
 
     def __init__(
         self, context: RequestContext, request: GenerateBody, model: ModelHandle, prompt: list[int], logprobs: bool
@@ -161,7 +161,7 @@ class _Request:
 
     @property
     def full_text(self) -> str:
-        """What stands before the answer."""
+        """The text before the output."""
         return (self.request.inputs or "") if self.request.params.return_full_text else ""
 
     def compute(self) -> dict[str, str]:
@@ -172,7 +172,7 @@ class _Request:
         }
 
     def times(self) -> dict[str, str]:
-        """The headers at the end; milliseconds but for x-compute-time, which has seconds."""
+        """The headers at the end. Times are milliseconds, but x-compute-time is seconds."""
         record = self.record
         now = time.monotonic()
         total, validation = now - record.arrival, self.validated - record.arrival
@@ -199,12 +199,12 @@ async def _whole(context: RequestContext, request: GenerateBody, *, as_list: boo
     given = request.params
     detailed = bool(given.details or given.decoder_input_details)
     # The likeliest of several is found by its tokens' log probabilities.
-    work = await _Request.read(context, request, logprobs=detailed or given.num_answers > 1)
+    work = await _Request.read(context, request, logprobs=detailed or given.num_candidates > 1)
     tokens = await _tokens(work.model) if detailed else None
     events = generate_events(context, work.model, [work.prompt], work.params, work.record, whole=True)
-    answers = await collect(events, work.params.n)
-    answers.sort(key=lambda answer: mean_logprob(answer.logprobs), reverse=True)
-    shapes = [_sequence(work, answer, tokens) for answer in answers]
+    choices = await collect(events, work.params.n)
+    choices.sort(key=lambda choice: mean_logprob(choice.logprobs), reverse=True)
+    shapes = [_sequence(work, choice, tokens) for choice in choices]
     best = shapes[0]
     payload: dict[str, Any] = {"generated_text": best.pop("generated_text")}
     if detailed:
@@ -214,8 +214,8 @@ async def _whole(context: RequestContext, request: GenerateBody, *, as_list: boo
     await context.reply.json([payload] if as_list else payload, headers=work.times())
 
 
-def _sequence(work: _Request, answer: Answer, tokens: _Tokens | None) -> dict[str, Any]:
-    shape: dict[str, Any] = {"generated_text": work.full_text + answer.text}
+def _sequence(work: _Request, choice: Choice, tokens: _Tokens | None) -> dict[str, Any]:
+    shape: dict[str, Any] = {"generated_text": work.full_text + choice.text}
     if tokens is None:
         return shape
     prefill: list[dict[str, Any]] = []
@@ -223,19 +223,19 @@ def _sequence(work: _Request, answer: Answer, tokens: _Tokens | None) -> dict[st
         # The engine gives no log probabilities of a prompt.
         texts = tokens.texts(work.prompt)
         prefill = [{"id": token, "text": text, "logprob": None} for token, text in zip(work.prompt, texts, strict=True)]
-    texts = tokens.texts(answer.token_ids)
+    texts = tokens.texts(choice.token_ids)
     shape |= {
-        "finish_reason": _finish_reason(answer.finish_reason, answer.stop_reason),
-        "generated_tokens": len(answer.token_ids),
+        "finish_reason": _finish_reason(choice.finish_reason, choice.stop_reason),
+        "generated_tokens": len(choice.token_ids),
         "seed": work.params.seed,
         "prefill": prefill,
         "tokens": [
             tokens.token(entry.token_id, entry.logprob, text)
-            for entry, text in zip(answer.logprobs, texts, strict=True)
+            for entry, text in zip(choice.logprobs, texts, strict=True)
         ],
     }
     if work.request.params.top_n_tokens:
-        shape["top_tokens"] = [tokens.top(entry) for entry in answer.logprobs]
+        shape["top_tokens"] = [tokens.top(entry) for entry in choice.logprobs]
     return shape
 
 
@@ -253,7 +253,7 @@ async def _stream(context: RequestContext, request: GenerateBody) -> None:
 
 
 class _TokenStream(StreamWriter):
-    """An event a token."""
+    """Writes one event per token."""
 
     def __init__(self, work: _Request, tokens: _Tokens) -> None:
         self._work = work
@@ -302,7 +302,7 @@ class _Info:
         self._state = state
 
     async def info(self, request: Request) -> Response:
-        """What is served, and the limits that hold for one request."""
+        """The model and the limits of a request."""
         try:
             model = self._state.resolve(None)
         except Exception as error:
