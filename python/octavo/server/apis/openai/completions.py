@@ -52,16 +52,7 @@ async def completions(context: RequestContext) -> None:
     )
     await context.constrain(model, params.structured_outputs, constraint_field(request) or "")
     given = request.prompts()
-    special = True if request.add_special_tokens is None else request.add_special_tokens
-    prompts = [
-        await model.tokenize(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
-        for prompt in given
-    ]
-    prompts = [request.truncate(ids, model.max_model_len, params.max_tokens) for ids in prompts]
-    for ids in prompts:
-        model.check_length(ids, "prompt")
-        if request.wants_nothing:
-            check_token_ids(ids, model.engine.model.vocab_size, "prompt")
+    prompts = await _token_ids(model, request, given, params.max_tokens)
     echoes = [_echo(model, request, prompt) for prompt in given] if request.echo else [""] * len(given)
     record = context.record(model, sum(map(len, prompts)), len(prompts))
     response_id = request.response_id("cmpl", context.request_id, context.header(b"x-request-id"))
@@ -103,6 +94,23 @@ async def completions(context: RequestContext) -> None:
             kv_transfer_params=None,
         )
     )
+
+
+async def _token_ids(
+    model: ModelHandle, request: CompletionRequest, given: list[str | list[int]], max_tokens: int | None
+) -> list[list[int]]:
+    """Token ids of each prompt, truncated and checked."""
+    special = True if request.add_special_tokens is None else request.add_special_tokens
+    prompts = [
+        await model.tokenize(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+        for prompt in given
+    ]
+    prompts = [request.truncate(ids, model.max_model_len, max_tokens) for ids in prompts]
+    for ids in prompts:
+        model.check_length(ids, "prompt")
+        if request.wants_nothing:
+            check_token_ids(ids, model.engine.model.vocab_size, "prompt")
+    return prompts
 
 
 async def _best(events: AsyncGenerator[OutputEvent, None], num_prompts: int, candidates: int, n: int) -> list[Choice]:
