@@ -171,21 +171,19 @@ async def _serve(
     admin: tuple[socket.socket, AdminKeys] | None,
     environment_key: str | None,
 ) -> None:
-    listener, *others = listeners
     options, settings = plan.options, plan.settings
-    urls = _url(listener, settings), None if admin is None else _url(admin[0], settings)
+    urls = _url(listeners[0], settings), None if admin is None else _url(admin[0], settings)
     announcer = Announcer(*urls, options.shutdown_timeout, needs_key=keys.required)
     early = _early_signals()
     announcer.starting([model.id for model in plan.models], api_processes=options.api_processes)
     with ExitStack() as shown:
-        first = next((model.config for model in plan.models if model.autostart), None)
         show_people = shown.enter_context(loading_progress())
 
         def show(stage: str, done: int, total: int) -> None:
             show_people(stage, done, total)
             announcer.loading(stage, done, total)
 
-        starter = _Starter(first, show)
+        starter = _Starter(next((model.config for model in plan.models if model.autostart), None), show)
         # The engine's process starts now, and loads while this one imports the server.
         await asyncio.sleep(0)
         from octavo.server.admin.routes import create_admin_app
@@ -200,7 +198,7 @@ async def _serve(
             populate(registry, plan.models, plan.aliases)
             watchdog = asyncio.ensure_future(keep_watchdog(lambda: not any(e.lost() for e in registry.entries)))
             delay = _drain_delay(options)
-            processes = _api_processes(plan, environment_key, delay, others, state)
+            processes = _api_processes(plan, environment_key, delay, listeners[1:], state)
 
             def announce(models: list[ModelHandle]) -> None:
                 shown.close()
@@ -211,7 +209,7 @@ async def _serve(
                 announcer.ready(models, registry)
 
             await serve(
-                listener,
+                listeners[0],
                 grace=options.shutdown_timeout,
                 drain_delay=delay,
                 log_level=options.uvicorn_log_level,
