@@ -58,7 +58,7 @@ _INSTEAD = {
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """How a model is loaded and served.
+    """Settings for loading and running a model.
 
     Attributes:
         model: `demo`, a folder, a `.gguf` file, or a repository id of the Hugging Face hub.
@@ -161,7 +161,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
         if (self.max_num_batched_tokens or math.inf) < (self.max_num_seqs or 0):
             raise ConfigError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_num_seqs "
-                f"({self.max_num_seqs}), so a step could not hold one token of each; raise the one or lower the other"
+                f"({self.max_num_seqs}), but a step has a token of each sequence; raise it, or lower max_num_seqs"
             )
         for name in ("num_blocks", "kv_cache_memory", "num_threads"):
             value = getattr(self, name)

@@ -80,7 +80,7 @@ def _no_fields() -> Mapping[str, Any]:
 
 
 class _Formatter(logging.Formatter):
-    """What both formats share.
+    """Base of both formats.
 
     Args:
         fields: gives what every line of the running request carries.
@@ -331,7 +331,7 @@ def for_people() -> bool:
 
 
 def current_handler() -> LineHandler | None:
-    """What writes this process's log; None where `configure` was not called."""
+    """The handler of this process's log; None before `configure`."""
     return next((handler for handler in logging.getLogger().handlers if isinstance(handler, LineHandler)), None)
 
 

@@ -1,4 +1,4 @@
-"""What another process writes to standard error, as lines of this process's JSON log.
+"""Standard error of another process, as lines of this process's JSON log.
 
 Its own log lines pass as they are. Whatever else comes (a crash's stack, a library's print, a compiler's warning) is
 put into lines of the log too, so that a reader of JSON meets nothing else.
@@ -29,7 +29,7 @@ _LAST_WORDS_S = 1.0
 
 
 class StandardError:
-    """Where a child's standard error goes.
+    """The destination of a child's standard error.
 
     Attributes:
         descriptor: for the child.

@@ -1,4 +1,4 @@
-"""What a request asks of the sampling, under the names that vLLM's users know."""
+"""Sampling parameters of a request, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _as_id(token: Any) -> Any:
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How one request is sampled and when it stops.
+    """Sampling parameters and stop conditions of one request.
 
     Attributes:
         n: answers to the one prompt.

@@ -280,8 +280,11 @@ def test_the_context_of_a_server_is_checked_first(
         (["step", "--model", "demo"], "--model: step does not take it; offline"),
         (["step", "--dtype", "float32"], "--dtype: step runs without a model"),
         (["list", "--json"], "--json: `octavo bench list` takes no options"),
-        (["serve", "--base-url", "http://x", "--max-model-len", "9"], "--max-model-len: is none of the server's"),
-        (["serve", "--api-key", KEY], "--api-key: is for a server at --base-url"),
+        (
+            ["serve", "--base-url", "http://x", "--max-model-len", "9"],
+            "--max-model-len: does not apply to the running server",
+        ),
+        (["serve", "--api-key", KEY], "--api-key: only for a server at --base-url"),
         (["W4", "--num-prompts", "49"], "--num-prompts: 49 is more than the 48 requests of the workload"),
         (["serve", "--max-model-len", "256"], "--max-model-len: 256 is too small for serve, whose longest request has"),
         (["latency", "--max-model-len", "512"], "--max-model-len: 512 is too small for latency, whose longest request"),

@@ -155,9 +155,9 @@ def test_models_of_the_command_line(tmp_path: Path) -> None:
     ]
     made = plan(["demo"], served_model_name=("one", "two"))
     assert (made.models[0].id, made.models[0].aliases) == ("one", ("two",))
-    with pytest.raises(ConfigError, match="served_model_name: is for one model; write NAME=MODEL"):
+    with pytest.raises(ConfigError, match="served_model_name: only for a single model; write NAME=MODEL"):
         plan(["demo", "other"], served_model_name=("one",))
-    with pytest.raises(typer.BadParameter, match="no model is named"):
+    with pytest.raises(typer.BadParameter, match="no model given"):
         plan([])
     with pytest.raises(ConfigError, match="`demo` appears twice; write NAME=MODEL"):
         populate(registry(Engines()), plan(["demo", "demo"]).models, {})

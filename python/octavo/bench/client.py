@@ -292,7 +292,7 @@ def find_served(base_url: str, model: str | None, api_key: str | None, context: 
 
 
 def _message(body: bytes) -> str:
-    """What a refusal says, in one short line; nothing of a page for a browser."""
+    """The message of an error response in one short line; empty for an HTML page."""
     try:
         told = _decode(body)
     except msgspec.DecodeError:
@@ -355,7 +355,7 @@ class _Response:
 
     @property
     def status(self) -> int:
-        """Of HTTP; 0 before there is one."""
+        """The HTTP status; 0 before there is one."""
         return int(self.parser.get_status_code())
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -1,4 +1,4 @@
-"""`octavo bench NAME`: runs a workload, reports it."""
+"""`octavo bench NAME`: runs a workload and reports it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = [
 Results = list[dict[str, Any]]
 
 _CLEAR = "\r\x1b[K"
-# Endings that a chart can be drawn into.
+# File formats of charts.
 _DRAWN = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What a bench is told besides the engine's settings.
+    """Options of a bench besides the engine's settings.
 
     Attributes:
         runs: repeats, each with fresh prompts; medians are reported.
@@ -95,7 +95,7 @@ class Bench:
     count: int | None = None
 
     def context(self, options: BenchOptions) -> int:
-        """Tokens of prompt and output together that the longest request has."""
+        """Tokens of prompt and output of the longest request."""
         if self.requests is None:
             return 0
         requests = self.requests()
@@ -112,9 +112,9 @@ _SERVING = frozenset(
 # Of one run of `serve`.
 SERVE_REQUESTS = 64
 _OF_SOME = _SERVING | {"batch"}
-# Settings of the engine that mean something where there is no model.
+# Engine settings that apply without a model.
 _OF_THE_CORE = frozenset({"scheduling_policy", "enable_prefix_caching"})
-# The demo model's workloads go by both their names.
+# Workloads of the demo model have two names.
 _DEMO = {"demo-offline": "W1", "demo-latency": "W2", "demo-shared": "W3", "demo-serve": "W4"}
 BENCHES: dict[str, Bench] = {
     "offline": Bench(
@@ -130,7 +130,7 @@ BENCHES: dict[str, Bench] = {
         frozenset({"runs", "model", "batch"}),
         requests=lambda: workloads.latency(1, 129),
     ),
-    # Longer prompts are left out where they do not fit.
+    # Prompts that do not fit are left out.
     "prefill": Bench(
         "latency", "prefill", "one prompt of 512, 2048, 8192 tokens", requests=lambda: workloads.prefill(512)
     ),
@@ -194,7 +194,7 @@ def bench_command(
     plot: str | None,
     given: Collection[str] = (),
 ) -> None:
-    """Run a bench and print it: a table, or with `json` one object and nothing else.
+    """Run a bench and print a table, or with `json` a single object.
 
     Args:
         name: of the bench, or `list`.
@@ -232,7 +232,7 @@ def bench_command(
 
 
 def run_bench(name: str, config: EngineConfig, options: BenchOptions) -> dict[str, Any]:
-    """The whole report of a bench.
+    """The report of a bench.
 
     Against an endpoint that runs already `model` is what answered, and there is no `config`.
 
@@ -273,7 +273,7 @@ def run_bench(name: str, config: EngineConfig, options: BenchOptions) -> dict[st
 
 
 def check_context(options: BenchOptions, max_model_len: int) -> None:
-    """Refuse a context that the longest request of a workload does not fit.
+    """Refuse a context that is too short for the longest request of a workload.
 
     Raises:
         ConfigError: it is too short.
@@ -302,12 +302,12 @@ def _refuse_what_is_not_taken(name: str, config: EngineConfig, options: BenchOpt
         raise ConfigError(f"{option}: {name} does not take it; {_listed(takers)}")
     if bench.requests is None:
         for setting in sorted(given_settings(config, given).keys() - _OF_THE_CORE):
-            raise ConfigError(f"{setting}: {name} runs without a model; leave it out")
+            raise ConfigError(f"{setting}: {name} runs without a model; remove it")
     if options.base_url is not None:
         for setting in given_settings(config, given):
-            raise ConfigError(f"{setting}: is none of the server's at --base-url, which runs already; leave it out")
+            raise ConfigError(f"{setting}: does not apply to the running server at --base-url; remove it")
     elif options.api_key is not None:
-        raise ConfigError("api_key: is for a server at --base-url; one that the bench starts needs none")
+        raise ConfigError("api_key: only for a server at --base-url; the server that the bench starts needs none")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -316,7 +316,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def progress(text: str) -> None:
-    """Tell a person on standard error what is being run.
+    """Show on standard error what is running.
 
     On a terminal the next line replaces it. Nothing is drawn while it runs: that would take time from what is measured.
     """
@@ -329,14 +329,14 @@ def progress(text: str) -> None:
 
 
 def end_progress() -> None:
-    """Take the line of progress off the terminal."""
+    """Clear the progress line."""
     if _on_terminal():
         sys.stderr.write(_CLEAR)
         sys.stderr.flush()
 
 
 def note(text: str) -> None:
-    """Tell a person something beside the report."""
+    """Print a note beside the report."""
     end_progress()
     sys.stderr.write(text + "\n")
 
@@ -363,4 +363,4 @@ def _need_matplotlib() -> None:
     try:
         importlib.import_module("matplotlib")
     except ImportError:
-        raise ConfigError("plot: needs matplotlib; pip install 'octavo[plot]'") from None
+        raise ConfigError("plot: requires matplotlib; pip install 'octavo[plot]'") from None

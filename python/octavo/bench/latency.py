@@ -1,4 +1,4 @@
-"""How long one answer takes: `latency`, `prefill` and W2."""
+"""Latency of single requests: `latency`, `prefill` and W2."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def latency(engine: OfflineEngine, options: BenchOptions) -> Results:
 
 @EngineBench
 def demo_latency(engine: OfflineEngine, options: BenchOptions) -> Results:
-    """As `latency`, for W2."""
+    """W2: the results of `latency`."""
     pairs = []
     for repeat in range(options.runs):
         ((prompt, _),) = workloads.demo("W2", _FIRST_TOKEN_REPEAT + repeat)

@@ -1,4 +1,4 @@
-"""Where a figure was measured."""
+"""The machine on which a figure was measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOOL_TIMEOUT_S = 30.0
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory and versions, for whoever compares figures."""
+    """Processor, memory and versions, for comparing figures."""
     from octavo import _core
 
     info = _core.cpu_info()
@@ -37,7 +37,7 @@ def machine() -> dict[str, Any]:
 
 
 def _gpus() -> list[str]:
-    """Name, memory and driver of each GPU, as NVIDIA's tool tells them; importing torch for it would take seconds."""
+    """Name, memory and driver of each GPU from nvidia-smi; importing torch would take seconds."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

@@ -43,7 +43,7 @@ def serve(config: EngineConfig, options: BenchOptions) -> Results:
 
 
 def demo_serve(config: EngineConfig, options: BenchOptions) -> Results:
-    """As `serve`, for W4."""
+    """W4: the results of `serve`."""
     return _measure(config, options, lambda repeat: workloads.demo("W4", repeat)[: options.num_prompts])
 
 

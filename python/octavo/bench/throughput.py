@@ -1,4 +1,4 @@
-"""Many requests at once: `offline`, `shared`, `short`, W1 and W3."""
+"""Throughput of many concurrent requests: `offline`, `shared`, `short`, W1 and W3."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def offline(engine: OfflineEngine, options: BenchOptions) -> Results:
 
 @EngineBench
 def demo_offline(engine: OfflineEngine, options: BenchOptions) -> Results:
-    """As `offline`, for W1."""
+    """W1: the results of `offline`."""
     return _tokens(engine, options, lambda repeat: workloads.demo("W1", repeat))
 
 
 @EngineBench
 def demo_shared(engine: OfflineEngine, options: BenchOptions) -> Results:
-    """As `offline`, for W3: its prefix is computed within the time."""
+    """W3: the results of `offline`; the time includes the prefix."""
     return _tokens(engine, options, lambda repeat: workloads.demo("W3", repeat))
 
 
 @EngineBench
 def shared(engine: OfflineEngine, options: BenchOptions) -> Results:
-    """As `offline`; the prefix is computed once before the time begins."""
+    """The results of `offline`; the prefix is computed before the time begins."""
 
     def prepare(engine: OfflineEngine, repeat: int) -> Sequence[Request]:
         prefix, requests = workloads.shared(repeat)

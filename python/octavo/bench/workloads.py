@@ -47,7 +47,7 @@ def context(requests: Sequence[Request]) -> int:
 
 
 def size(requests: Sequence[Request]) -> str:
-    """What is asked for, in words."""
+    """A description of the workload."""
     prompts, outputs = sum(len(prompt) for prompt, _ in requests), sum(output for _, output in requests)
     return f"{len(requests)} request{'s' * (len(requests) != 1)}, {prompts} + {outputs} tokens"
 

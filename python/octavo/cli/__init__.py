@@ -82,7 +82,7 @@ def _debugging() -> bool:
 
 
 def _explain(error: Exception, arguments: Sequence[str]) -> tuple[list[str], int]:
-    """What to say, and the exit code."""
+    """The message and the exit code of an error."""
     from octavo.cli.app import app
     from octavo.cli.flags import WrongOption, in_flags, wrong_value
     from octavo.cli.vllm_arguments import missing_flags

@@ -1,4 +1,4 @@
-"""What `octavo serve` says of itself: to people on a terminal, else in its log."""
+"""Messages of `octavo serve` about its state: text on a terminal, otherwise log lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXTENSION_US = 120_000_000
 
 
 class Announcer:
-    """Says when the server starts, is ready, stops and has stopped.
+    """Announces that the server starts, is ready, stops and has stopped.
 
     On a terminal that is a text with calls to copy. Else every event is a line of the log, with fields for machines.
 
@@ -47,7 +47,7 @@ class Announcer:
         self._for_people = current_format() == "console" and sys.stdout.isatty()
 
     def starting(self, models: Sequence[str], **more: Any) -> None:
-        """The port is taken; the models begin to load."""
+        """The server listens, and the models begin to load."""
         if self._for_people:
             return
         from octavo._core import __version__
@@ -55,7 +55,7 @@ class Announcer:
         self._log("starting", version=__version__, address=self._url, models=list(models), pid=os.getpid(), **more)
 
     def loading(self, stage: str, done: int, total: int) -> None:
-        """A load goes on; said now and then.
+        """A load makes progress; announced at intervals.
 
         Args:
             stage: of the load.
@@ -67,13 +67,13 @@ class Announcer:
             return
         self._told = now
         share = f" {100 * done // total} %" if total else ""
-        # A load that goes on may take longer than systemd would wait.
+        # A load may take longer than systemd waits.
         notify(f"EXTEND_TIMEOUT_USEC={_EXTENSION_US}\nSTATUS=loading: {stage}{share}")
         if not self._for_people:
             self._log("loading", stage=stage, progress=round(done / total, 3) if total else None)
 
     def ready(self, models: Sequence[ModelHandle], registry: ModelRegistry) -> None:
-        """All that was to be loaded is."""
+        """All models are loaded."""
         seconds = time.monotonic() - self._began
         names = list(registry.names)
         notify(f"READY=1\nSTATUS=serving {', '.join(names)} at {self._url}")
@@ -87,14 +87,14 @@ class Announcer:
         self._log("ready", seconds=round(seconds, 3), address=self._url, admin_address=self._admin_url, models=names)
 
     def stopping(self, number: signal.Signals, running: int, delay: float) -> None:
-        """A signal came: for `delay` seconds requests are still taken."""
+        """A signal arrived; requests are accepted for `delay` seconds more."""
         notify(f"STOPPING=1\nSTATUS=stopping: {_answers(running)}")
         if not self._for_people:
             fields = {"drain_delay": delay, "shutdown_timeout": self._shutdown_timeout}
             self._log("stopping", signal=number.name, running=running, **fields)
 
     def waiting(self, running: int) -> None:
-        """New requests are refused; those that run get their time."""
+        """New requests are refused; running requests may finish."""
         if self._for_people:
             grace = f"{self._shutdown_timeout:g}"
             typer.echo(f"stopping: {_answers(running)} may take {grace} s more (Ctrl-C: none)", err=True)
@@ -102,7 +102,7 @@ class Announcer:
             self._log("refusing new requests", running=running, shutdown_timeout=self._shutdown_timeout)
 
     def stopped(self, finished: int, aborted: int, seconds: float) -> None:
-        """The server has ended.
+        """The server has stopped.
 
         Args:
             finished: answers since the signal that came to their end.
@@ -113,7 +113,7 @@ class Announcer:
             self._log("stopped", finished=finished, aborted=aborted, seconds=round(seconds, 3))
 
     def _log(self, message: str, **fields: Any) -> None:
-        # A list is for JSON; people get words.
+        # Lists are for JSON; on a terminal they are words.
         if current_format() != "json":
             fields = {name: ",".join(value) if isinstance(value, list) else value for name, value in fields.items()}
         _LOG.info(message, extra={"fields": fields})

@@ -38,7 +38,7 @@ _COUNT_TIMEOUT_S = 1.0
 
 
 class Brief(msgspec.Struct, kw_only=True):
-    """What a child is told at its start; over a socket, as it holds secrets.
+    """Settings of a child process; sent over a socket because they contain secrets.
 
     Attributes:
         number: 1 for the first child.

@@ -1,4 +1,4 @@
-"""`octavo chat`: a conversation in the terminal, or over pipes, a message a line."""
+"""`octavo chat`: a conversation in the terminal, or over pipes with one message a line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HELP = """\
 /system TEXT   set the system message and begin anew; without a text, remove it
 /help          show this
 /exit          leave (Ctrl-D too)
-Ctrl-C stops an answer. A message that begins with \"\"\" goes on until \"\"\"."""
+Ctrl-C stops a reply. A message that begins with \"\"\" goes on until \"\"\"."""
 _QUOTES = '"""'
 
 
@@ -44,7 +44,7 @@ def chat_command(config: EngineConfig, system: str | None, sampling: Mapping[str
         session = _open(loop, manager)
         try:
             if not session.can_chat:
-                raise InvalidRequest("model: has no chat template; use `octavo run --raw` to complete texts")
+                raise InvalidRequest("model: no chat template; use `octavo run --raw` to complete text")
             Chat(session, loop, system).run()
         finally:
             loop.run_until_complete(manager.__aexit__(None, None, None))
@@ -141,7 +141,7 @@ class Chat:
                 self._note("\n(Ctrl-D leaves)")
 
     def _command(self, text: str) -> bool:
-        """Obey; False to leave."""
+        """Run a command; False to quit."""
         name, _, rest = text.partition(" ")
         if name in ("/exit", "/quit", "/bye"):
             return False

@@ -1,4 +1,4 @@
-"""What a person sees while a model loads."""
+"""Progress of a load on the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["loading_progress"]
 
 @contextmanager
 def loading_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error; silent where that is no terminal, or a log of JSON lines.
+    """A progress bar on standard error; silent without a terminal, and with JSON logs.
 
     Yields:
         to be called with (stage, done, total); total 0 where unknown.

@@ -1,4 +1,4 @@
-"""Errors in the words of the command line: flags, where the settings behind them have other names."""
+"""Error messages with the flags of the command line in place of the names of settings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = ["WrongOption", "in_flags", "reading_options", "wrong_value"]
 
-# Settings whose option is called otherwise, by the option's parameter.
+# Settings whose option has another name, by the option's parameter.
 _SETTINGS = {"num_blocks": "num_gpu_blocks_override"}
 _EXPECTED = re.compile(r"Input should be (?P<what>[^,]*)")
 _BEGINNING = re.compile(r"([a-z][a-z0-9_]*):")
-# A setting's name of several words; not a part of a path, a key of a file or a value in quotes.
+# A setting's name of several words, outside paths, keys of files and quoted values.
 _NAME = re.compile(r"(?<![\w./'\"-])[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?![\w/'\"]|\.\w)")
 
 
 class WrongOption(Exception):
-    """The command line is wrong by itself, whatever the machine and the model.
+    """The command line is invalid on any machine and for any model.
 
     Attributes:
         error: says why, by the name of the setting.
@@ -37,7 +37,7 @@ class WrongOption(Exception):
 
 @contextmanager
 def reading_options() -> Iterator[None]:
-    """What is refused within is a mistake of the command line.
+    """Errors raised inside are errors of the command line.
 
     Raises:
         WrongOption: in place of a `ConfigError` or `InvalidRequest`.
@@ -49,7 +49,7 @@ def reading_options() -> Iterator[None]:
 
 
 def wrong_value(error: Any, arguments: Sequence[str]) -> str | None:
-    """What is wrong with a value that typer refused: the flag, the value and what it should be.
+    """The message for a value that typer refused: the flag, the value and what is expected.
 
     Args:
         error: typer's.
@@ -76,7 +76,7 @@ def _values(flag: str, arguments: Sequence[str]) -> list[str]:
 
 
 def in_flags(error: OctavoError, arguments: Sequence[str], app: Typer) -> str:
-    """An error's message with the flags of the command in place of settings and fields.
+    """An error message with flags in place of settings and fields.
 
     Args:
         error: that the command ended with.
@@ -103,7 +103,7 @@ def _file(arguments: Sequence[str]) -> str | None:
 
 
 def _flags(command: Sequence[str], app: Typer) -> Mapping[str, str]:
-    """The flags of a command by the settings they set; none of what is no command."""
+    """The flags of a command, by setting."""
     from typer.main import get_command
 
     found = getattr(get_command(app), "commands", {}).get("".join(command))

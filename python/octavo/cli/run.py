@@ -13,7 +13,7 @@ from octavo.errors import InvalidRequest
 
 __all__ = ["RAW_MAX_TOKENS", "run_command"]
 
-# A plain completion seldom comes to an end by itself.
+# A plain completion seldom ends by itself.
 RAW_MAX_TOKENS = 256
 
 
@@ -32,7 +32,7 @@ def run_command(config: EngineConfig, prompt: str, raw: bool, system: str | None
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
-        raise InvalidRequest("prompt: is empty; give a text", "prompt")
+        raise InvalidRequest("prompt: empty; give a text", "prompt")
     asyncio.run(_run(config, text, raw, system, sampling))
 
 

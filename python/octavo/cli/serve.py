@@ -102,7 +102,7 @@ def serve_command(
 
 
 def _at_fault(file: str | None) -> AbstractContextManager[None]:
-    """What is refused within is the command line's mistake, unless a file had a part in it."""
+    """Errors raised inside are errors of the command line, unless there is a configuration file."""
     return reading_options() if file is None else nullcontext()
 
 

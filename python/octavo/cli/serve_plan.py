@@ -1,4 +1,4 @@
-"""What `octavo serve` is to do, from its options and its file together."""
+"""Plan of `octavo serve`, from the command line and the configuration file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from octavo.server.settings import ServerSettings
 
 __all__ = ["ServeOptions", "ServePlan", "check_plan", "plan_serve"]
 
-# A name before `=`; nothing that looks like a path, for paths may hold that too.
+# A name before `=`; not a path, which may contain `=` too.
 _NAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.:@/-]*)=(.+)")
 
 
 class ServeOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """The command's own options, under their names."""
+    """Options of the command itself."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -43,7 +43,7 @@ class ServeOptions(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ServePlan(msgspec.Struct, kw_only=True, frozen=True):
-    """A server to be started.
+    """A server to start.
 
     Attributes:
         models: in the order of loading.
@@ -66,7 +66,7 @@ def plan_serve(
     options: ServeOptions,
     given: Container[str],
 ) -> ServePlan:
-    """Put options and file together: an option that was given goes before the file.
+    """Merge the command line and the file; options given on the command line win.
 
     Args:
         models: `[NAME=]MODEL` each.
@@ -97,10 +97,10 @@ def plan_serve(
             "`octavo serve MODEL --config FILE`"
         )
     if not plans:
-        raise typer.BadParameter("no model is named; write `octavo serve MODEL`, or name a file with --config")
+        raise typer.BadParameter("no model given; write `octavo serve MODEL`, or give a file with --config")
     if names:
         if len(plans) > 1:
-            raise ConfigError("served_model_name: is for one model; write NAME=MODEL to name each of several")
+            raise ConfigError("served_model_name: only for a single model; write NAME=MODEL to name each of several")
         config = msgspec.structs.replace(plans[0].config, served_model_name=names)
         plans = [msgspec.structs.replace(plans[0], id=names[0], aliases=names[1:], config=config)]
     return ServePlan(
@@ -118,7 +118,7 @@ def _plan(text: str, config: EngineConfig) -> ModelPlan:
 
 
 def check_plan(plan: ServePlan) -> None:
-    """Refuse what several processes cannot do together.
+    """Refuse options that do not work with several processes.
 
     Raises:
         ConfigError: naming the option.

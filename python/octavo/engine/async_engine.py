@@ -171,7 +171,7 @@ class AsyncEngine:
         return client
 
     def state(self) -> EngineState:
-        """Where the engine stands."""
+        """The state of the engine."""
         name: Literal["loading", "ready", "dead"] = "loading" if not hasattr(self, "_requests") else "ready"
         if self._reason is not None:
             name = "dead"

@@ -24,7 +24,7 @@ _SEED_STEP = 0x5851F42D4C957F2D
 
 
 class AttachedEngine(SupervisedEngine):
-    """As a `SupervisedEngine`, but the process that owns the worker watches it and starts it again.
+    """An engine whose worker belongs to another process, which watches and restarts it.
 
     Args:
         config: the settings that the worker was started with.

@@ -1,4 +1,4 @@
-"""Where `LLM` runs its model: in this process, or in a worker process behind a socket."""
+"""Backends of `LLM`: the model in this process, or in a worker process behind a socket."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ProgressCallback = Callable[[str, int, int], None]
 
 
 class Backend(Protocol):
-    """What `LLM` needs of an engine.
+    """The engine behind an `LLM`.
 
     Attributes:
         model: what was loaded.
@@ -59,19 +59,19 @@ class Backend(Protocol):
     tokenizer: Tokenizer | None
 
     def submit(self, requests: Sequence[CheckedRequest]) -> None:
-        """Queue all of them, or none.
+        """Queue all requests or none.
 
         Raises:
-            InvalidRequest: the first refusal; nothing is queued.
+            InvalidRequest: for the first invalid request; nothing is queued.
         """
         ...
 
     def step(self) -> StepOutputs | Rejected | None:
-        """The outputs of the next step, or a request that was taken and has failed; None when a step gave none yet."""
+        """The outputs of the next step, or an accepted request that failed; None if a step has no output yet."""
         ...
 
     def abort(self, request_ids: Sequence[int]) -> None:
-        """End requests and free what they hold."""
+        """End requests and free their blocks."""
         ...
 
     def stats(self) -> dict[str, int | float]:
@@ -79,7 +79,7 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Release all resources. Idempotent."""
         ...
 
 
@@ -111,7 +111,7 @@ class LocalBackend:
         """Load the model.
 
         Raises:
-            ModelError, ConfigError: it cannot be served like this.
+            ModelError, ConfigError: the model cannot be served with these settings.
         """
         from octavo.engine.loop_builder import build_engine
 
@@ -123,7 +123,7 @@ class LocalBackend:
             raise
 
     def submit(self, requests: Sequence[CheckedRequest]) -> None:
-        """Queue all of them, or none."""
+        """Queue all requests or none."""
         self._loop.heartbeat.resume()
         now_us = time.monotonic_ns() // 1000
         compiled = self._loop.constraints.compile_all([request.constraint for request in requests])
@@ -135,7 +135,7 @@ class LocalBackend:
                 raise
 
     def step(self) -> StepOutputs | Rejected | None:
-        """One step of the loop, or what came of the last."""
+        """Run one step, or return a failure of the previous one."""
         if self._failures:
             request_id, error = self._failures.pop()
             return Rejected(request_id, ErrorRecord.of(error))
@@ -144,7 +144,7 @@ class LocalBackend:
         return outputs
 
     def abort(self, request_ids: Sequence[int]) -> None:
-        """End requests, and let what is in flight of them run out."""
+        """End requests; their steps in flight run to the end."""
         for request_id in request_ids:
             self._loop.abort(request_id)
         self._loop.drain()
@@ -155,9 +155,9 @@ class LocalBackend:
         return self._loop.stats()
 
     def close(self) -> None:
-        """Give the device's memory back."""
+        """Release the device's memory."""
         self._loop.close()
-        # Once: what was changed since is another's.
+        # Only once: later changes belong to another engine.
         restore, self._restore = self._restore, lambda: None
         restore()
 
@@ -181,7 +181,7 @@ class WorkerBackend:
         """Start the worker and wait for its model.
 
         Raises:
-            ModelError, ConfigError: the worker's refusal.
+            ModelError, ConfigError: from the worker.
             EngineDead: it ended before it was ready.
         """
         backend = cls(WORKER_COMMAND if command is None else command)
@@ -205,7 +205,7 @@ class WorkerBackend:
         return backend
 
     def submit(self, requests: Sequence[CheckedRequest]) -> None:
-        """Queue all of them, or none."""
+        """Queue all requests or none."""
         if not requests:
             return
         for message in submissions([request.to_send() for request in requests], batch=True):

@@ -56,7 +56,7 @@ class Client:
 
 
 class Clients:
-    """Who the worker talks to.
+    """The clients of the worker.
 
     Args:
         first: the connection that the worker lives for.
@@ -178,7 +178,7 @@ class Clients:
             return []
 
     def owner(self, core_id: int) -> Client | None:
-        """Whose request it is; None where the client has gone."""
+        """The client of a request; None if it has left."""
         number = core_id >> ID_BITS
         return self.first if number == 0 else self._others.get(number)
 

@@ -1,4 +1,4 @@
-"""From a step's flat arrays back to requests: the client's side of the outputs."""
+"""The client's side of outputs: from a step's arrays to requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_STOP_REASON = -(1 << 31)
 
 
 class _Answer:
-    """What one answer got and nobody has taken yet, as compact as it arrived.
+    """Output of one completion that its consumer has not taken, kept packed.
 
     Attributes:
         text: UTF-8, whole characters.
@@ -40,7 +40,7 @@ class _Answer:
         self.stop_reason: int | str | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Of an `OutputDelta` or `CompletionOutput`."""
+        """Fields of an `OutputDelta` or `CompletionOutput`."""
         return {
             "text": self.text.decode(),
             "token_ids": self.token_ids.tolist(),
@@ -50,17 +50,17 @@ class _Answer:
 
 
 class RequestState:
-    """A running request, as its client sees it.
+    """A running request in its client.
 
-    Outputs gather in it until someone takes them, merged into one delta an answer: a slow reader holds no more than
-    the answers themselves.
+    Outputs are merged into one delta a completion until the consumer takes them, so a slow consumer costs no more than
+    the output itself.
 
     Attributes:
         name: the request's id as callers know it.
-        num_unfinished: answers still running.
+        num_unfinished: completions still running.
         num_cached_tokens: prompt tokens found in the prefix cache.
-        sink: takes what is text and nothing else instead of what gathers here; only while nothing does.
-        error: what ended the request, for its consumer.
+        sink: takes plain text directly; set only while nothing is pending here.
+        error: ended the request; raised in its consumer.
         started_at: `time.monotonic()` when the engine first scheduled it; 0 before.
     """
 
@@ -79,14 +79,14 @@ class RequestState:
         self._fresh: list[int] = []
 
     def answer(self, index: int) -> _Answer:
-        """The answer a new token goes to."""
+        """The completion that a new token belongs to."""
         answer = self._answers[index]
         if not answer.token_ids and answer.finish_reason is None:
             self._fresh.append(index)
         return answer
 
     def add(self, index: int, token_ids: bytes, text: bytes, num_cached_tokens: int) -> _Answer:
-        """Give an answer what several steps brought; for readers that only take the whole output."""
+        """Add the output of several steps; for consumers of whole outputs."""
         answer = self._answers[index]
         answer.token_ids.frombytes(token_ids)
         answer.text += text
@@ -94,7 +94,7 @@ class RequestState:
         return answer
 
     def finish_early(self, reason: str) -> None:
-        """End every answer that still runs."""
+        """End every running completion."""
         for index, answer in enumerate(self._answers):
             if answer.finish_reason is None:
                 if not answer.token_ids:
@@ -103,7 +103,7 @@ class RequestState:
         self.num_unfinished = 0
 
     def take(self) -> list[OutputDelta]:
-        """What arrived since the last call, a delta an answer, in order of arrival."""
+        """New output since the last call, one delta a completion, in order of arrival."""
         fresh, self._fresh = self._fresh, []
         deltas = []
         for index in fresh:
@@ -123,7 +123,7 @@ class RequestState:
         return deltas
 
     def output(self) -> RequestOutput:
-        """The whole request; for readers that have not called `take`."""
+        """The whole output; for consumers that have not called `take`."""
         return RequestOutput(
             request_id=self.name,
             prompt=self._prompt,
@@ -140,15 +140,15 @@ class RequestState:
 
 
 def apply(outputs: StepOutputs, states: Mapping[int, _State], *, push: bool = True) -> list[tuple[int, _State]]:
-    """Hand a step's events to the requests they belong to; those of unknown (aborted) requests are dropped.
+    """Distribute a step's events to their requests; events of unknown (aborted) requests are dropped.
 
     Args:
         outputs: of a step.
         states: the requests by id.
-        push: give sinks what is theirs. Where many steps wait, to gather their tokens and send them as one costs less.
+        push: use the sinks. If many steps wait, merging their tokens costs less.
 
     Returns:
-        (id, state) of the requests in which something gathered, each once.
+        (id, state) of each request with pending output, once.
     """
     if outputs.started:
         for request_id in memoryview(outputs.started).cast("q"):
@@ -183,7 +183,7 @@ def apply(outputs: StepOutputs, states: Mapping[int, _State], *, push: bool = Tr
                     answer.stop_reason = stop_reason(finish, reason, state.stop_texts)
                     state.num_unfinished -= 1
                 else:
-                    # What comes next must not overtake this.
+                    # Later output must not overtake this.
                     state.sink = None
                 state.num_cached_tokens = cached_tokens
                 touched[request_id] = state
@@ -192,7 +192,7 @@ def apply(outputs: StepOutputs, states: Mapping[int, _State], *, push: bool = Tr
 
 
 def _taken(sink: Sink, sample: int, text: bytes) -> bool:
-    """Whether a sink took a token; one that raises costs its own request and no other."""
+    """Whether a sink took a token; a sink that raises affects its own request only."""
     try:
         return sink(sample, text)
     except Exception:
@@ -201,7 +201,7 @@ def _taken(sink: Sink, sample: int, text: bytes) -> bool:
 
 
 def stop_reason(finish: int, reason: int, stop_texts: list[str]) -> int | str | None:
-    """The stop text or token that ended an answer, if the request named it; numbers as in `octavo._core.StepOutput`."""
+    """The stop text or token of the request that ended a completion; numbers as in `octavo._core.StepOutput`."""
     if finish != 1 or reason == _NO_STOP_REASON:
         return None
     return stop_texts[-1 - reason] if reason < 0 else reason

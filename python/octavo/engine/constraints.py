@@ -1,4 +1,4 @@
-"""What answers are held to: compiled in threads, followed token by token beside the loop."""
+"""Output constraints: compiled in threads, and matched token by token beside the loop."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class OutputConstraints:
 
 
 def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    """What a thread does; it knows no more than the queue, so that it keeps nothing alive."""
+    """Body of a thread; it refers only to the queue, so it keeps nothing alive."""
     while (job := jobs.get()) is not None:
         job()
         del job

@@ -1,4 +1,4 @@
-"""Where an engine stands."""
+"""State of an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["EngineState"]
 
 
 class EngineState(msgspec.Struct, kw_only=True, frozen=True):
-    """Where an engine stands, for probes and people.
+    """State of an engine, for probes and people.
 
     Attributes:
         name: `loading` for the first time, `ready`, `restarting` after its process ended, or `dead` for good.

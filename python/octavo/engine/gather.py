@@ -1,4 +1,4 @@
-"""From many steps' flat arrays to whole requests: what a caller costs who waits for the end anyway."""
+"""From many steps' arrays to whole requests, for callers that wait for the end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from octavo.errors import OctavoError
 
 __all__ = ["Gatherer"]
 
-# So many events are a small part of a step's time to sort, and of the memory that their answers take.
+# So few that sorting them takes little time and memory compared with a step.
 _FOLD_EVENTS = 8192
-# Arrays whose value at an answer's last event counts.
+# Arrays of which the value at a completion's last event counts.
 _OF_LAST = ("cached_tokens", "finish_reasons", "stop_reasons")
 
 
 class Gatherer:
-    """Collects steps, and hands them to their requests many at once: a step costs no Python object an event.
+    """Collects steps and distributes many at once, so that a step creates no Python object per event.
 
     Args:
         states: the requests by id; events of others (aborted ones) are dropped.
@@ -69,7 +69,7 @@ class Gatherer:
         return [request_id for request_id, state in self._states.items() if state.num_unfinished]
 
     def fold(self) -> None:
-        """Hand every event taken so far to its request."""
+        """Distribute the events taken so far."""
         steps, self._steps, self._pending = self._steps, [], 0
         if not steps:
             return
@@ -101,14 +101,14 @@ class Gatherer:
 
 
 class _LogprobEvents:
-    """Log probabilities of an event of several steps."""
+    """Finds the log probabilities of events of several steps."""
 
     def __init__(self, steps: list[StepOutputs]) -> None:
         self._steps = steps
         self._ends = np.cumsum([len(step.token_ids) // 4 for step in steps])
 
     def find(self, events: npt.NDArray[np.int64]) -> Iterator[tuple[Logprobs | None, int]]:
-        """Step and place in it of events, by their place in all the steps."""
+        """The step of each event and its place in it, by its place in all steps."""
         steps = np.searchsorted(self._ends, events, side="right")
         places = events - np.r_[0, self._ends[:-1]][steps]
         for step, place in zip(steps.tolist(), places.tolist(), strict=True):
@@ -123,7 +123,7 @@ def _joined(steps: list[StepOutputs], name: str, dtype: Any) -> npt.NDArray[Any]
 def _order(
     request_ids: npt.NDArray[np.int64], samples: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """A number for each answer, sorted, and the events in that order, an answer's in the order of the steps."""
+    """A key for each completion, sorted, and the events in that order; events of one completion keep their order."""
     keys = (request_ids - request_ids.min()) * (int(samples.max()) + 1) + samples
     if int(keys.max()) < 1 << 16:
         # numpy sorts 16-bit numbers digit by digit.
@@ -133,7 +133,7 @@ def _order(
 
 
 def _texts(steps: list[StepOutputs], order: npt.NDArray[np.int64], begins: npt.NDArray[np.int64]) -> list[bytes]:
-    """The text of each run of `order` that begins at `begins`; none at all where no event has text."""
+    """The text of each run of `order` that begins at `begins`; empty if no event has text."""
     text = b"".join([step.text for step in steps])
     if not text:
         return []

@@ -1,4 +1,4 @@
-"""Keeps Python's garbage collector from walking through a whole program while a device waits for its next step."""
+"""Garbage collection policy: no full collection while the device waits for a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker is doing, on a page of memory that its parent reads: no message, no thread, nothing to wait for.
+"""The worker's current activity, on a page of memory that its parent reads without messages or threads.
 
 The worker's loop notes where it is as it goes. That says more than a thread that beats: a thread shows that it lives
 itself, and goes on beating beside a loop that hangs.
@@ -19,7 +19,7 @@ _PHASE, _STEPS, _TOTALS = 0, 1, 2
 
 
 class Phase(enum.IntEnum):
-    """What the loop does; all but the first four are parts of serving, which come one after the other."""
+    """Activity of the loop; all but the first four are phases of serving, in order."""
 
     STARTING = 0
     LOADING = 1
@@ -83,7 +83,7 @@ class Heartbeat:
 
     @property
     def phase(self) -> Phase:
-        """What the loop does; `STARTING` for a number that is none."""
+        """Activity of the loop; `STARTING` for an unknown number."""
         number = self._page[_PHASE]
         return Phase(number) if 0 <= number < len(Phase) else Phase.STARTING
 

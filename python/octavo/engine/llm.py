@@ -1,4 +1,4 @@
-"""The engine for programs that have their prompts at hand: answers in the prompts' order."""
+"""The engine for offline use: a list of prompts in, their outputs in the same order."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LLM:
 
     @classmethod
     def from_backend(cls, config: EngineConfig, backend: Backend) -> LLM:
-        """An `LLM` over an engine that is loaded already."""
+        """An `LLM` over a loaded engine."""
         llm = cls.__new__(cls)
         llm._use(config, backend)
         return llm
@@ -100,9 +100,9 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer prompts, all at once.
+        """Generate for all prompts at once.
 
-        Ctrl-C ends what runs and leaves the engine usable.
+        Ctrl-C ends the running requests and leaves the engine usable.
 
         Args:
             prompts: one or a list of: a text; token ids; a dict with `prompt` or `prompt_token_ids`.
@@ -129,7 +129,7 @@ class LLM:
         use_tqdm: bool = True,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
-        """Answer conversations through the model's chat template.
+        """Generate replies to conversations, rendered with the model's chat template.
 
         Args:
             messages: one conversation, a list of `{"role": ..., "content": ...}`, or a list of such.
@@ -204,7 +204,7 @@ class LLM:
     # -------------------------------------------------------- prompts
 
     def _parse(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Text, if any, and token ids of a prompt, in a list of their own."""
+        """Text (if given) and token ids of a prompt; the list is a copy."""
         if type(prompt) is list:
             return None, prompt.copy()
         if isinstance(prompt, Mapping):
@@ -239,7 +239,7 @@ class LLM:
             return self._backend.stats()
 
     def close(self) -> None:
-        """Give the model's memory back, or end its process. Idempotent; later calls raise EngineDead."""
+        """Release the model's memory or end its process. Idempotent; later calls raise EngineDead."""
         with self._turn:
             self._reason = "the engine was closed"
             self._release()
@@ -260,7 +260,7 @@ class LLM:
 
 
 def _as_list(prompts: Prompts) -> list[Prompt]:
-    """The prompts, also where there is one."""
+    """The prompts as a list."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Iterable):

@@ -1,4 +1,4 @@
-"""The loop: plan a step, launch it, commit the one before."""
+"""The engine loop: plan a step, launch it, commit the previous one."""
 
 from __future__ import annotations
 
@@ -73,28 +73,28 @@ class EngineLoop:
                 raise
 
     def abort(self, request_id: int) -> bool:
-        """End a request without an event; False when it is not known (any more)."""
+        """End a request without an event; False if it is unknown or has ended."""
         self.constraints.remove(request_id)
         return self.core.abort(request_id)
 
     def take_failures(self) -> list[Failure]:
-        """Requests that ended with an error since the last call: nothing more comes of them."""
+        """Requests that ended with an error since the last call; they have no further output."""
         failures, self._failures = self._failures, []
         return failures
 
     def has_work(self) -> bool:
-        """True while a request waits, runs or is in flight."""
+        """Whether a request waits, runs or is in flight."""
         return bool(self._open) or self.core.has_work()
 
     def step(self) -> StepOutputs | None:
-        """Launch the next step and commit the one before (without overlap: the same).
+        """Launch the next step and commit the previous one (without overlap, the same one).
 
         Returns:
-            What the committed step gave; None when none was.
+            The outputs of the committed step; None without one.
         """
         outputs = None
         if self._masked_step:
-            # What may follow hangs on its samples. They go out when the device has its next step.
+            # The next plan depends on these samples. They are sent once the device has its next step.
             outputs = self._commit()
         launched = self._launch()
         if outputs is None and self._open and not (launched and len(self._open) <= self._depth):
@@ -105,7 +105,7 @@ class EngineLoop:
         return outputs
 
     def _launch(self) -> bool:
-        """Plan and launch the next step, if there is one."""
+        """Plan and launch the next step, if there is work."""
         heartbeat = self.heartbeat
         heartbeat.enter(Phase.PLAN)
         plan = self.core.plan()
@@ -123,7 +123,7 @@ class EngineLoop:
         return True
 
     def _commit(self) -> StepOutputs:
-        """Wait for the oldest open step and take its samples in."""
+        """Wait for the oldest open step and commit its samples."""
         heartbeat = self.heartbeat
         step, handle, planned_at = self._open.popleft()
         heartbeat.enter(Phase.WAIT)
@@ -147,22 +147,22 @@ class EngineLoop:
         self._failures += failures
 
     def stats(self) -> dict[str, int | float]:
-        """The core's gauges and counters, the host's seconds by part of a step, and steps by their tokens."""
+        """Gauges and counters of the core, host seconds by phase of a step, and steps by number of tokens."""
         return {**self.core.stats(), **self.heartbeat.stats(), **self._sizes.stats()}
 
     def drain(self) -> None:
-        """Commit what is in flight and drop its outputs, after every request was aborted."""
+        """Commit the steps in flight and drop their outputs; every request was aborted before."""
         while self._open or self.core.has_work():
             self.step()
 
     def close(self) -> None:
-        """Give the device's memory back; no step may follow."""
+        """Release the device's memory; no step may follow."""
         self.constraints.close()
         self.runner.close()
 
 
 def _outputs(frame: StepOutput, result: StepResult, planned_at: float) -> StepOutputs:
-    """A frame as a message, log probabilities beside it."""
+    """A step's output as a message, with log probabilities."""
     logprobs = None
     if result.logprobs is not None:
         rows = np.frombuffer(frame.logit_indices, dtype=np.int32)

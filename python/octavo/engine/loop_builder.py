@@ -66,7 +66,7 @@ def build_engine(config: EngineConfig, progress: Progress) -> tuple[EngineLoop, 
     """Load a model and join it to a core.
 
     Raises:
-        ModelError, ConfigError: it cannot be served like this.
+        ModelError, ConfigError: the model cannot be served with these settings.
     """
     source = find_model(config, progress)
     if source.kind == "fake":

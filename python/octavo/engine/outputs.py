@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""Outputs of requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     Attributes:
         token_id: the token chosen.
         logprob: its log probability, before penalties and temperature.
-        top: (token id, log probability) of the likeliest, best first; as many as asked for, or as can be drawn.
+        top: (token id, log probability) of the likeliest tokens, best first; fewer than requested if only
+            fewer can be sampled.
     """
 
     token_id: int
@@ -80,13 +81,13 @@ class PackedLogprobs(Sequence[TokenLogprobs]):
 
 
 class OutputDelta(msgspec.Struct, kw_only=True):
-    """What one step, or a few, added to one answer of a request.
+    """Output that one or more steps add to a completion.
 
     Attributes:
-        index: which of the request's n answers.
-        text: new text; what may still turn out to be a stop text or half a character is held back.
+        index: of the completion, 0 to n - 1.
+        text: new text; a possible stop text or incomplete character is held back.
         token_ids: new tokens.
-        logprobs: one entry a new token, when asked for.
+        logprobs: one entry a new token, if requested.
         finish_reason: None while it runs; "stop", "length", "abort" or "error".
         stop_reason: the stop text or stop token id that ended it; None for an end token of the model.
         num_cached_tokens: prompt tokens found in the prefix cache.
@@ -104,7 +105,7 @@ class OutputDelta(msgspec.Struct, kw_only=True):
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
-    """One whole answer; fields as in `OutputDelta`."""
+    """One whole completion; fields as in `OutputDelta`."""
 
     index: int = 0
     text: str = ""
@@ -115,15 +116,15 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):
-    """A request's answers.
+    """The completions of a request.
 
     Attributes:
         request_id: given by the caller or the engine.
         prompt: the text, when the prompt was given as one.
         prompt_token_ids: the prompt's tokens.
-        outputs: n answers, by index.
+        outputs: n completions, by index.
         num_cached_tokens: prompt tokens found in the prefix cache.
-        error: what ended the request before its answers were complete; None for nothing.
+        error: ended the request early; None without one.
     """
 
     request_id: str

@@ -150,7 +150,7 @@ class WorkerProcess:
             self.wait(timeout)
 
     def epitaph(self) -> str:
-        """How the worker ended, in words."""
+        """A description of how the worker ended."""
         code = None if self._process is None else self._process.returncode
         if code is None:
             return "the engine process closed its connection"

@@ -1,4 +1,4 @@
-"""What the client and the engine worker say to each other: typed structs, msgpack, length-prefixed frames.
+"""Protocol between client and engine worker: typed structs in msgpack, in length-prefixed frames.
 
 A frame is a little-endian uint32, the payload's length, and the payload. Both ends cap the length, decode strictly and
 treat anything malformed as the end of the connection: the socket is private to the two, so a bad frame is a fault in
@@ -94,7 +94,7 @@ class Load(msgspec.Struct, tag="load", frozen=True):
 
 
 class Constraint(msgspec.Struct, array_like=True, frozen=True):
-    """What every token of a request's answers is held to; what is None or empty holds nothing.
+    """Constraints on every output token of a request; None or empty for none.
 
     Attributes:
         grammar: kind and text, as `octavo._core.Vocabulary.compile` takes them.
@@ -156,7 +156,7 @@ FromClient = Load | Submit | Abort | StatsQuery
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True):
-    """How far a stage of loading is; total 0 where it is not known."""
+    """Progress of a stage of loading; total is 0 if unknown."""
 
     stage: str
     done: int

@@ -1,4 +1,4 @@
-"""How requests get into the core: at once, or when their constraints are compiled; batches whole or not at all."""
+"""Requests on their way into the core: they wait for their constraints to be compiled, and batches enter as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Batch:
     """Requests of one client that are queued together or not at all.
 
     Attributes:
-        pending: the requests so far; none once one was refused.
+        pending: the requests so far; empty once one was rejected.
         num_compiling: of those, how many are not compiled yet.
         whole: no more are to come.
         refusal: the first request that cannot be served, and why.
@@ -52,10 +52,10 @@ class _Pending:
 
 
 class RequestQueue:
-    """Takes requests in. A client's requests keep their order, but one that waits for its constraint lets others pass.
+    """Queues requests. They keep their order, except that one waiting for its constraint does not delay others.
 
     Args:
-        clients: who is told of refusals.
+        clients: receive rejections.
         loop: takes the requests.
         wake: ends the worker's sleep; called by other threads.
     """
@@ -70,11 +70,11 @@ class RequestQueue:
 
     @property
     def num_answers(self) -> int:
-        """Answers whose request is not in the core yet."""
+        """Completions whose request is not in the core yet."""
         return sum(pending.request.params.n for pending in self._pending.values())
 
     def submit(self, client: Client, message: Submit) -> None:
-        """Take what a client sent.
+        """Take a client's requests.
 
         Raises:
             ProtocolError: an id out of range.
@@ -90,7 +90,7 @@ class RequestQueue:
             self._close(client, batch)
 
     def abort(self, client: Client, request_ids: list[int]) -> None:
-        """End requests, whatever became of them.
+        """End requests in any state.
 
         Raises:
             ProtocolError: an id out of range.
@@ -107,7 +107,7 @@ class RequestQueue:
                 self._close(client, pending.batch)
 
     def leave(self, client: Client) -> None:
-        """End everything that a client asked for."""
+        """End all requests of a client."""
         self._batches.pop(client, None)
         for core_id in [core_id for core_id, pending in self._pending.items() if pending.client is client]:
             del self._pending[core_id]
@@ -115,7 +115,7 @@ class RequestQueue:
             self._loop.abort(core_id)
 
     def take_compiled(self) -> None:
-        """Go on with requests whose constraints were compiled since the last call."""
+        """Queue requests whose constraints were compiled since the last call."""
         while True:
             try:
                 pending, outcome = self._compiled.get_nowait()
@@ -174,7 +174,7 @@ class RequestQueue:
             )
 
     def _deliver(self, pending: _Pending, outcome: Compiled | OctavoError) -> None:
-        """Called by the thread that compiled."""
+        """Take a compiled constraint; called by its thread."""
         self._compiled.put((pending, outcome))
         self._wake()
 
@@ -187,7 +187,7 @@ class RequestQueue:
             self._note(pending)
 
     def _close(self, client: Client, batch: _Batch) -> None:
-        """Queue a batch that is whole and ready: all of it or nothing, for no step is taken meanwhile."""
+        """Queue a complete batch, all or nothing: no step runs in between."""
         if not batch.whole:
             return
         if batch.refusal is not None:
@@ -210,7 +210,7 @@ class RequestQueue:
         self._clients.send(client, Accepted())
 
     def _refuse_batch(self, batch: _Batch, request_id: int, error: OctavoError) -> None:
-        """Nothing of a batch is of use any more."""
+        """Reject a whole batch."""
         batch.refusal = (request_id, error)
         for pending in batch.pending:
             del self._pending[pending.request.request_id]

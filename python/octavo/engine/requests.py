@@ -1,4 +1,4 @@
-"""From a caller's prompt and parameters to a request of the core, in two halves: the client's and the engine's."""
+"""Checks of requests: the client validates and fills in defaults, the engine submits to the core."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MASK = (1 << 64) - 1
 
 
 class CheckedRequest(msgspec.Struct, frozen=True, gc=False):
-    """A request that passed the client's checks, and what its caller left open.
+    """A request that passed the client's checks, with its defaults filled in.
 
     Attributes:
         request_id: chosen by the client, never used twice.
@@ -50,7 +50,7 @@ class CheckedRequest(msgspec.Struct, frozen=True, gc=False):
 
     def to_send(self) -> Request:
         """The request as a message to the engine's process."""
-        # A plain copy: `replace` would check once more what was checked.
+        # A plain copy: `replace` would repeat the checks.
         filled = copy.copy(self.params)
         filled.seed, filled.max_tokens = self.seed, self.max_tokens
         filled.min_tokens, filled.temperature = self.min_tokens, self.temperature
@@ -60,10 +60,10 @@ class CheckedRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestMaker:
-    """Checks what callers ask for and fills in what they leave open. Client's half; lives as long as the engine.
+    """Checks requests and fills in defaults, in the client. Lives as long as the engine.
 
-    Seeds are drawn here and not in the core: the i-th request that names none gets a hash of the engine's seed and i.
-    An engine that is given the same requests in the same order so gives the same answers, also at a temperature.
+    The i-th request without a seed gets a hash of the engine's seed and i, so the same requests in the same order give
+    the same output, at any temperature.
 
     Args:
         info: the model's limits.
@@ -79,7 +79,7 @@ class RequestMaker:
         self._last_constraint: Constraint | None = None
 
     def defaults(self, max_tokens: int | None = 16) -> SamplingParams:
-        """Parameters for who gives none: those that the model's makers recommend.
+        """Default parameters: those that the model's makers recommend.
 
         Args:
             max_tokens: as of `SamplingParams`.
@@ -91,10 +91,10 @@ class RequestMaker:
         return SamplingParams(**recommended, max_tokens=max_tokens)
 
     def constraint(self, params: SamplingParams) -> Constraint | None:
-        """What single tokens are held to; texts are tokenized here, so a thread may be the place for it.
+        """The constraint on single tokens. It tokenizes texts, so call it in a thread.
 
         Raises:
-            InvalidRequest: parameters out of range, or more than this model can do.
+            InvalidRequest: parameters out of range or unsupported by the model.
         """
         params.validate()
         if not params.is_constrained:
@@ -108,7 +108,7 @@ class RequestMaker:
         return Constraint(_grammar(params), allowed, self._bad_words(params.bad_words) if params.bad_words else [])
 
     def _bad_words(self, texts: list[str]) -> list[list[int]]:
-        """Tokens of each text, as an answer begins with it and as it follows other words."""
+        """Tokens of each text, at the beginning of the output and after other words."""
         if self._tokenizer is None:
             raise InvalidRequest("bad_words: the model has no tokenizer; ban tokens by logit_bias", "bad_words")
         sequences: dict[tuple[int, ...], None] = {}
@@ -122,10 +122,9 @@ class RequestMaker:
     def make(
         self, request_id: int, prompt: Sequence[int], params: SamplingParams, constraint: Constraint | None = None
     ) -> Request:
-        """A request that the engine's half will take, unless its KV cache is too small for it.
+        """A request that the engine accepts, unless its KV cache is too small.
 
-        max_tokens is cut to what the context leaves, so an answer that runs into the context's end finishes with
-        "length".
+        max_tokens is limited to the rest of the context, so output that reaches its end finishes with "length".
 
         Args:
             request_id: as of `CheckedRequest`.
@@ -148,7 +147,7 @@ class RequestMaker:
         same_params: bool = False,
         constraint: Constraint | None = None,
     ) -> CheckedRequest:
-        """As `make`, for an engine in this process: nothing is encoded.
+        """Make a request for an engine in this process, without encoding; see `make`.
 
         Args:
             request_id: as of `CheckedRequest`.
@@ -177,7 +176,7 @@ class RequestMaker:
         )
 
     def _check_prompt(self, prompt: Sequence[int]) -> array[int]:
-        """The prompt's ids, as 32-bit numbers."""
+        """The token ids of the prompt as int32."""
         limit, vocab_size = self._info.max_model_len, self._info.vocab_size
         try:
             # Python converts to unsigned numbers four times as fast as to signed ones.
@@ -217,7 +216,7 @@ class RequestMaker:
 
 
 def submissions(requests: Sequence[Request], *, batch: bool = False) -> Iterator[Submit]:
-    """Requests as messages of a size that frames take, in order."""
+    """Requests in order, as messages that fit a frame."""
     chunk: list[Request] = []
     size = 0
     for request in requests:
@@ -231,7 +230,7 @@ def submissions(requests: Sequence[Request], *, batch: bool = False) -> Iterator
 
 
 def read_request(request: Request, core_id: int | None = None) -> CheckedRequest:
-    """A request as its client sent it. The engine's half.
+    """A request as its client sent it, decoded in the engine.
 
     Args:
         request: what came.
@@ -259,7 +258,7 @@ def read_request(request: Request, core_id: int | None = None) -> CheckedRequest
 
 
 def _grammar(params: SamplingParams) -> tuple[str, str] | None:
-    """Kind and text of what the whole answer is held to, as the engine's half compiles it."""
+    """Kind and text of the constraint on the whole output, as the engine compiles it."""
     if params.structured_outputs is None:
         return None
     ((kind, value),) = params.structured_outputs.items()
@@ -274,7 +273,7 @@ def _grammar(params: SamplingParams) -> tuple[str, str] | None:
 
 
 def submit_checked(core: Core, request: CheckedRequest, arrival_us: int) -> None:
-    """Queue a request. The engine's half.
+    """Queue a request in the core.
 
     Raises:
         InvalidRequest, ContextLengthExceeded, CapacityExceeded: the request is not queued.

@@ -1,4 +1,4 @@
-"""How many tokens the steps had: a histogram that travels as plain numbers."""
+"""A histogram of the tokens of steps, as plain numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine whose worker process is watched, and started again when it ends or hangs."""
+"""An engine whose worker process is restarted when it ends or hangs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Outage:
     """The time from a worker's end to the next one's readiness.
 
     Attributes:
-        reason: how the last one ended.
+        reason: how the last worker ended.
         since: Unix time.
         expected_end: when it may be over, by `time.monotonic`.
     """
@@ -49,10 +49,8 @@ class _Outage:
         return max(self.expected_end - time.monotonic(), 0.0)
 
     def error(self) -> EngineRestarting:
-        """For whoever asks meanwhile."""
-        return EngineRestarting(
-            f"{self.reason}; it is being started again, send the request once more", max(self.seconds_left, 1.0)
-        )
+        """The error for requests during the outage."""
+        return EngineRestarting(f"{self.reason}; it is being restarted; retry the request", max(self.seconds_left, 1.0))
 
 
 class SupervisedEngine(AsyncEngine):
@@ -112,7 +110,7 @@ class SupervisedEngine(AsyncEngine):
         progress: Callable[[str, int, int], None] | None = None,
         worker_command: Sequence[str] | None = None,
     ) -> None:
-        """Load the model for the first time; `state()` says meanwhile how far it is. Once.
+        """Load the model for the first time. Call it once; `state()` shows the progress.
 
         Raises:
             ModelError, ConfigError, EngineDead: as `start`.
@@ -125,7 +123,7 @@ class SupervisedEngine(AsyncEngine):
         self._note_ready(began)
 
     def state(self) -> EngineState:
-        """Where the engine stands."""
+        """The state of the engine."""
         state = super().state()
         outage = self._outage
         if state.name != "dead" and outage is not None:
@@ -136,10 +134,10 @@ class SupervisedEngine(AsyncEngine):
         return msgspec.structs.replace(state, reason=reason, restarts=self.restarts)
 
     async def invite(self) -> socket.socket:
-        """A connection to the worker for one more client, in another process; waits while it is started again.
+        """A connection to the worker for a client in another process; waits during a restart.
 
         Raises:
-            EngineRestarting, EngineDead: there is none.
+            EngineRestarting, EngineDead: no worker can take it.
         """
         if self._outage is not None and self._reason is None:
             await self._wait_over(self._outage)
@@ -153,10 +151,10 @@ class SupervisedEngine(AsyncEngine):
             raise EngineRestarting(str(error)) from None
 
     def check_health(self) -> None:
-        """Raise unless requests are answered now.
+        """Raise unless the engine takes requests now.
 
         Raises:
-            EngineRestarting: they will be, in a moment.
+            EngineRestarting: a restart is under way.
             EngineDead: the engine was given up, or closed.
         """
         super().check_health()
@@ -164,7 +162,7 @@ class SupervisedEngine(AsyncEngine):
             raise self._outage.error()
 
     async def close(self) -> None:
-        """End the worker process and the watch over it. Idempotent."""
+        """End the worker process and its watchdog. Idempotent."""
         self._bury("the engine was closed")
         tasks = list(self._tasks)
         for task in tasks:
@@ -175,7 +173,7 @@ class SupervisedEngine(AsyncEngine):
     # -------------------------------------------------------- requests
 
     async def _open(self, *arguments: Any, **options: Any) -> Any:
-        """As `AsyncEngine._open`, after a restart that is soon over."""
+        """Wait for a short restart, then open the request."""
         if self._outage is not None and self._reason is None:
             await self._wait_over(self._outage)
         return await super()._open(*arguments, **options)
@@ -212,7 +210,7 @@ class SupervisedEngine(AsyncEngine):
         self._over.set()
 
     def _plan_restart(self, reason: str) -> None:
-        """Restart after a while, or give up."""
+        """Restart after a pause, or give up."""
         self._failures += 1
         if self._failures > self._policy.max_failures:
             self._outage = None
@@ -227,7 +225,7 @@ class SupervisedEngine(AsyncEngine):
         self._spawn(self._restart(delay))
 
     async def _restart(self, delay: float) -> None:
-        """One attempt."""
+        """Make one attempt to restart."""
         ended = await self._client.wait_ended(_END_WAIT_S)
         if not ended:
             _LOG.warning("the engine's old process %d does not end; a new one is started beside it", self._client.pid)
@@ -254,7 +252,7 @@ class SupervisedEngine(AsyncEngine):
         self._tell(logging.WARNING, "the engine serves again, %.1f s after it was started", self._load_seconds)
 
     def _tell(self, level: int, message: str, *arguments: object) -> None:
-        """Log what becomes of the engine."""
+        """Log a change of the engine's state."""
         _LOG.log(level, message, *arguments)
 
     async def _connect(self, client: EngineClient) -> None:
@@ -273,7 +271,7 @@ class SupervisedEngine(AsyncEngine):
     # -------------------------------------------------------- the watch
 
     async def _watch(self) -> None:
-        """Look at the worker now and then, as long as the engine lives."""
+        """Check the worker periodically while the engine lives."""
         watched, watchdog = None, Watchdog(self._policy)
         while True:
             await asyncio.sleep(self._policy.interval_s)

@@ -47,7 +47,7 @@ class RestartPolicy(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
 
     @classmethod
     def of(cls, config: EngineConfig) -> RestartPolicy:
-        """As an engine's settings want it."""
+        """The policy of an engine's settings."""
         return cls(max_failures=config.restart_limit, stall_s=config.stall_timeout)
 
     @property

@@ -58,10 +58,10 @@ _LAST_WORDS_S = 1.0
 
 
 class Worker:
-    """Serves clients until the first has gone.
+    """Serves clients until the first one leaves.
 
     Args:
-        clients: who asks.
+        clients: of the worker.
         loop: the loaded engine.
         info: what it is, for clients that come later.
         wake: ends the sleep of `Clients.exchange`, from any thread.
@@ -78,7 +78,7 @@ class Worker:
         self.stopping = False
 
     def run(self) -> None:
-        """Serve. What came is taken in before each step, so an abort reaches the core before the next plan.
+        """Serve. Messages are read before each step, so an abort reaches the core before the next plan.
 
         Raises:
             ClientGone: the first client has closed its end.
@@ -111,7 +111,7 @@ class Worker:
                 self._tell(request_id, error)
 
     def _tell(self, core_id: int, error: OctavoError) -> None:
-        """End a request that was taken with an error."""
+        """End an accepted request with an error."""
         client = self._clients.owner(core_id)
         if client is not None:
             client.unfinished.pop(core_id, None)
@@ -146,7 +146,7 @@ class Worker:
 
 
 class _ProgressSender:
-    """Passes progress on, as often as a person can follow."""
+    """Forwards progress, at a rate that a person can follow."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None, *, load: LoadEngine | None = None) 
     parser = argparse.ArgumentParser(prog="octavo.engine.worker", description="Started by Octavo's own processes.")
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
     parser.add_argument("--parent", type=int, required=True, help="the process to die with")
-    parser.add_argument("--heartbeat", type=int, help="the inherited page to say on what is done")
+    parser.add_argument("--heartbeat", type=int, help="the inherited page of the heartbeat")
     parser.add_argument("--invitations", type=int, help="the inherited socket that brings more clients")
     options = parser.parse_args(arguments)
     die_with(options.parent)

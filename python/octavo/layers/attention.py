@@ -46,7 +46,7 @@ class Attention:
         self._kernels: AttentionKernels
 
     def parameters(self) -> Iterator[Parameter]:
-        """Of the projections and head norms; the rotary table belongs to the model."""
+        """The parameters of projections and head norms; the rotary table belongs to the model."""
         for part in (self.qkv, self.q_norm, self.k_norm, self.o):
             if part is not None:
                 yield from part.parameters()

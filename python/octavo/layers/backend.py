@@ -1,4 +1,4 @@
-"""What a device offers to the layers.
+"""Interface of a device to the layers.
 
 `Memory` is a device's array: numpy's on a CPU, which needs no torch and so starts a second sooner, and a tensor
 elsewhere. A `Buffer` is what the device's kernels take: an address on a CPU. Layers never look inside either. Shapes
@@ -38,7 +38,7 @@ IntArray: TypeAlias = npt.NDArray[np.int32]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What the kernels need to know of a layer's attention.
+    """Attention of a layer, for the kernels.
 
     Attributes:
         num_heads: of queries.
@@ -72,7 +72,7 @@ class AttentionSpec:
 
     @property
     def cache(self) -> KvCacheSpec:
-        """What the layer caches."""
+        """The layer's KV cache."""
         return KvCacheSpec(self.num_kv_heads, self.head_dim, self.window)
 
 
@@ -183,7 +183,7 @@ class Backend(Protocol):
         ...
 
     def buffer(self, memory: Memory) -> Buffer:
-        """What the kernels take for contiguous memory; the caller keeps it alive."""
+        """The buffer of contiguous memory, for kernels; the caller keeps the memory alive."""
         ...
 
     def round(self, value: float) -> float:

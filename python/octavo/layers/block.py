@@ -46,7 +46,7 @@ class PreNormBlock:
         yield from (part for part in (*parts, self.output_norm) if part is not None)
 
     def parameters(self) -> Iterator[Parameter]:
-        """Of all parts."""
+        """The parameters of all parts."""
         for part in self.parts():
             yield from part.parameters()
 

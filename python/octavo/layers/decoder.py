@@ -98,7 +98,7 @@ class Decoder:
 
     @property
     def cache_layout(self) -> KvCacheLayout:
-        """How the layers share the blocks of the KV cache."""
+        """Layout of the layers in the KV cache."""
         return self._layout or KvCacheLayout.of([block.attention.spec.cache for block in self.blocks])
 
     def parameters(self) -> Iterator[Parameter]:

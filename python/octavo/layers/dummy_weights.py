@@ -33,7 +33,7 @@ class _Part:
 
 
 class DummyWeights:
-    """As `Weights`; a tensor's values depend on the seed, its name and the kind of device that draws them only.
+    """Random weights. A tensor's values depend only on the seed, its name and the kind of device.
 
     Matrices are normal with deviation 0.02, norms and rotary divisors are ones, biases are zeros.
     """

@@ -88,7 +88,7 @@ class Head:
 
     @property
     def name(self) -> str:
-        """Of its weight in Hugging Face's files."""
+        """The name of its weight in Hugging Face's files."""
         return f"{self.own.projections[0].name}.weight"
 
     @property

@@ -1,4 +1,4 @@
-"""What each layer caches, and how layers share the blocks of one KV cache."""
+"""KV cache of each layer, and how layers share its blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["KvCacheLayout", "KvCacheSpec"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KvCacheSpec:
-    """What a layer caches for each token.
+    """KV cache of a layer for each token.
 
     Attributes:
         num_kv_heads: heads of keys, and of values.
@@ -33,7 +33,7 @@ class KvCacheSpec:
 
 @dataclasses.dataclass(frozen=True)
 class KvCacheLayout:
-    """How the layers of a model share blocks.
+    """Division of a model's layers into cache groups that share blocks.
 
     Layers with one window form cache groups of at most `layers_per_block` layers. A sequence has a block table for each
     group, and a block holds `block_size` tokens of all layers of one group. All groups draw from one pool, so memory

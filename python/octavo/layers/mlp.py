@@ -32,7 +32,7 @@ class GatedMlp:
         self._backend: Backend
 
     def parameters(self) -> Iterator[Parameter]:
-        """Of both layers."""
+        """The parameters of both layers."""
         yield from self.gate_up.parameters()
         yield from self.down.parameters()
 

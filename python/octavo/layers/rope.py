@@ -27,7 +27,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RotarySpec:
-    """How positions turn queries and keys.
+    """Rotary position embedding of queries and keys.
 
     Attributes:
         dim: channels of a head that are turned; the rest pass through.
@@ -76,7 +76,7 @@ class RotarySpec:
 
     @property
     def stretched_limit(self) -> int:
-        """What a user may ask for beyond `position_limit`: linear scaling does not say whether it is in there yet."""
+        """The highest `max_model_len`: linear scaling may or may not be included in `position_limit`."""
         return int(self.max_position * self.factor) if self.kind == "linear" else self.position_limit
 
 

@@ -47,7 +47,7 @@ class Workspace:
         return self._memory[name, float32][: rows * columns].reshape(rows, columns)
 
     def buffer(self, name: str, rows: int, columns: int, *, float32: bool = False, start: int = 0) -> Buffer:
-        """As `memory`, from row `start` on, as the kernels take it."""
+        """The buffer of `memory` from row `start` on, for kernels."""
         memory = self.memory(name, rows, columns, float32=float32)
         return None if self._backend is None else self._backend.buffer(memory[start:])
 

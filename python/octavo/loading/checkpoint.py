@@ -41,7 +41,7 @@ def open_folder(folder: Path) -> WeightSource:
 
 
 def _is_weights(name: str) -> bool:
-    """Leaves out copies in another layout and what training leaves behind."""
+    """Whether a file holds the model: not a copy in another layout nor training state."""
     return not name.startswith(("consolidated", "training_args", "optimizer", "scheduler", "adapter_"))
 
 
@@ -52,7 +52,7 @@ def _read_index(path: Path) -> dict[str, str]:
         raise CorruptFile(f"{path}: `weight_map` is missing or empty")
     for name, file in weight_map.items():
         if not isinstance(file, str) or not _stays_inside(file):
-            raise CorruptFile(f"{path}: `{name}` is said to lie in {file!r}, which is no file of this folder")
+            raise CorruptFile(f"{path}: `{name}` is said to lie in {file!r}, which is not a file of this folder")
     return weight_map
 
 

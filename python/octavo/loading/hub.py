@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, kept in its own cache."""
+"""Models of the Hugging Face hub, in its standard cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_repository_id(name: str) -> bool:
 
 
 def fetch_model(repository: str) -> Path:
-    """The folder of a repository's newest snapshot, with safetensors, or what else it has for weights.
+    """The folder of a repository's newest snapshot, with its safetensors or other weights.
 
     Files already in the cache are not fetched again, and without a network they serve as they are.
 
@@ -46,7 +46,7 @@ def fetch_model(repository: str) -> Path:
 
 
 def _cached(repository: str) -> Path:
-    """The snapshot in the cache, by the best kind of weights that is complete."""
+    """The cached snapshot with the best complete kind of weights."""
     for suffix in _WEIGHTS:
         with contextlib.suppress(ModelNotFound):
             folder = _snapshot(repository, (f"*{suffix}", *_TEXT_FILES), local_only=True)
@@ -56,7 +56,7 @@ def _cached(repository: str) -> Path:
 
 
 def fetch_tokenizer(repository: str) -> Path:
-    """As `fetch_model`, without weights."""
+    """Download a repository without its weights; see `fetch_model`."""
     files = _list_files(repository)
     return _snapshot(repository, _TEXT_FILES, local_only=files is None)
 
@@ -92,7 +92,7 @@ def _list_files(repository: str) -> list[str] | None:
             f"model: the hub has no repository {repository!r}, or it is private: check the spelling, or "
             "log in (`hf auth login`, or HF_TOKEN)"
         ) from error
-    except Exception:  # no network, offline mode, a proxy's answer: the cache may still serve
+    except Exception:  # no network, offline mode, a proxy: the cache may still do
         return None
 
 

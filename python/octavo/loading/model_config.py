@@ -1,4 +1,4 @@
-"""What a model is: its `config.json` or GGUF metadata, checked and brought to one form."""
+"""A model's configuration, from `config.json` or GGUF metadata, checked and in one form."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def config_from_json(raw: Mapping[str, Any], generation: Mapping[str, Any], wher
 
 
 def _sampling_defaults(generation: Mapping[str, Any], where: str) -> dict[str, float]:
-    """What generation_config.json recommends; `do_sample` false is greedy, whatever the temperature beside it."""
+    """Sampling defaults of generation_config.json; `do_sample: false` is greedy at any temperature."""
     found = fields.sampling_defaults({key: generation.get(key) for key in _SAMPLING_KEYS}, where)
     if generation.get("do_sample") is False:
         greedy = {"temperature": 0.0}

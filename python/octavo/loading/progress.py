@@ -15,7 +15,7 @@ Progress = Callable[[str, int, int], None]
 
 @contextlib.contextmanager
 def progress_bar(progress: Progress | None) -> Iterator[Progress]:
-    """What to report to: the caller's function, else a bar on standard error where people see it."""
+    """The progress callback: the caller's function, else a bar on standard error if it is a terminal."""
     if progress is not None:
         yield progress
         return

@@ -1,4 +1,4 @@
-"""From the name a person types to a model's files: `demo`, a file, a folder, or a hub repository."""
+"""From a model's name to its files: `demo`, a file, a folder or a hub repository."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 @dataclasses.dataclass(frozen=True)
 class ModelSource:
-    """Where a model's files lie on this machine.
+    """Location of a model's files on this machine.
 
     Attributes:
         kind: `gguf` (one file holds everything), `folder` (Hugging Face layout, with weights), `config-only`
@@ -35,7 +35,7 @@ class ModelSource:
 
 
 def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource:
-    """Find a model's files, fetching them when they are not on this machine yet.
+    """Find a model's files; download them if they are not on this machine.
 
     Args:
         name: `demo`, a `.gguf` file, a folder, or `owner/name` of a hub repository.
@@ -62,7 +62,7 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
 
 
 def resolve_tokenizer(name: str) -> ModelSource:
-    """As `resolve_model`, but asks for no weights: of a hub repository only the tokenizer's files are fetched."""
+    """Find a tokenizer's files; from a hub repository only these are downloaded."""
     path = _path(name)
     if path.is_file() and path.name in _TOKENIZER_FILES:
         path = path.parent
@@ -78,7 +78,7 @@ def resolve_tokenizer(name: str) -> ModelSource:
 
 
 def _local_source(name: str) -> ModelSource | None:
-    """The source when the name is a path that exists, None otherwise."""
+    """The source if the name is an existing path, else None."""
     path = _path(name)
     if not _exists(path):
         if path.suffix == ".gguf":
@@ -88,7 +88,7 @@ def _local_source(name: str) -> ModelSource | None:
     if path.is_dir():
         return _folder_source(path, path.name)
     if not path.is_file():
-        # Opening a pipe would wait for ever.
+        # Opening a pipe would block.
         raise UnsupportedModel(f"model: {name!r} is neither a file nor a folder; name one of them")
     if path.suffix == ".gguf" or _starts_with_gguf(path):
         return _gguf_source(path, path.stem)
@@ -98,7 +98,7 @@ def _local_source(name: str) -> ModelSource | None:
 
 
 def _folder_source(path: Path, name: str) -> ModelSource:
-    """Look into a folder."""
+    """Identify the content of a folder."""
     files = sorted(entry.name for entry in path.iterdir())
     if "config.json" in files:
         weights = any(file.endswith((".safetensors", ".bin")) for file in files)
@@ -120,7 +120,7 @@ def _gguf_source(path: Path, name: str) -> ModelSource:
     try:
         begins = not path.is_file() or _starts_with_gguf(path)
     except OSError:
-        begins = True  # what is wrong with the file is its reader's to say
+        begins = True  # the reader of the file reports errors
     if not begins:
         raise CorruptFile(
             f'model: {str(path)!r} is not a GGUF file: it does not begin with "GGUF"; download it again, or '
@@ -130,7 +130,7 @@ def _gguf_source(path: Path, name: str) -> ModelSource:
 
 
 def _path(name: str) -> Path:
-    """The name as a path; `~` as it is where it stands for nobody's home."""
+    """The name as a path; `~` is kept if there is no such home."""
     try:
         return Path(name).expanduser()
     except RuntimeError:
@@ -138,7 +138,7 @@ def _path(name: str) -> Path:
 
 
 def _exists(path: Path) -> bool:
-    """Whether the path exists; False for names the file system refuses."""
+    """Whether the path exists; False for invalid names."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -146,7 +146,7 @@ def _exists(path: Path) -> bool:
 
 
 def _starts_with_gguf(path: Path) -> bool:
-    """Whether the file carries GGUF's magic (hub caches keep files under names without a suffix)."""
+    """Whether the file begins with GGUF's magic bytes (files in hub caches may have no suffix)."""
     with path.open("rb") as file:
         return file.read(4) == b"GGUF"
 

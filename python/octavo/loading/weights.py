@@ -1,4 +1,4 @@
-"""A model's tensors by name, whatever kind of file holds them."""
+"""Access to a model's tensors by name, in files of any format."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TORCH_NAMES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""Kinds that torch holds as they are, and its names for them."""
+"""Kinds of tensors that torch has, and its names for them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class WeightPart:
 
 
 class TensorName(Protocol):
-    """What a tensor is called in the files of each format; `octavo.layers.parameter.Parameter` says what each means."""
+    """Names of a tensor in each file format; see `octavo.layers.parameter.Parameter`."""
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ class WeightSource(ABC):
         """(kind, shape) without touching the tensor's bytes; raises as `get`."""
 
     def prefetch(self) -> None:  # noqa: B027
-        """Have the system read the files ahead; returns at once."""
+        """Ask the system to read the files ahead; returns at once."""
 
     def require(self, names: Iterable[str]) -> None:
         """Raise CorruptFile that names every tensor of `names` that is missing."""
@@ -127,7 +127,7 @@ class WeightSource(ABC):
 
 
 def part_to_torch(part: WeightPart, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """As `WeightSource.to_torch`, of a part at hand."""
+    """Convert a part to a tensor; see `WeightSource.to_torch`."""
     import ctypes
 
     import torch
@@ -157,7 +157,7 @@ def part_to_torch(part: WeightPart, dtype: torch.dtype | None = None) -> torch.T
 
 
 class RenamedWeights(WeightSource):
-    """Tensors of files that put a prefix of their own before the usual names.
+    """Tensors of files with a prefix before the usual names.
 
     Args:
         inner: the files.
@@ -188,5 +188,5 @@ class RenamedWeights(WeightSource):
         return self._inner.describe(self._stored.get(name, name))
 
     def prefetch(self) -> None:
-        """Have the system read the files ahead."""
+        """Ask the system to read the files ahead."""
         self._inner.prefetch()

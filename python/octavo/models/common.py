@@ -1,4 +1,4 @@
-"""What the families' files share: names of tensors, rotary settings, and the check of configuration keys."""
+"""Shared by the families: tensor names, rotary settings, and the check of configuration keys."""
 
 from __future__ import annotations
 

@@ -48,14 +48,14 @@ measured."""
 _LIBRARIES_BYTES = 300 << 20
 _LAUNCHES_A_LAYER = 9
 _LAUNCH_BYTES = 2 << 10
-"""Of the device's memory that a launch in a graph takes: an estimate, still to be measured."""
+"""Device memory of one launch in a graph; an estimate that is not measured yet."""
 
 GROUP_MIN_TOKENS = CHUNK
 """Shared first tokens from which on reading them once for all rows is worth an item of its own."""
 
 
 def cuda_needs(config: EngineConfig, decoder: Decoder, max_num_seqs: int) -> DeviceNeeds:
-    """What a GPU needs besides weights, activations and KV cache, for so many sequences that run at once.
+    """Memory that a GPU needs besides weights, activations and KV cache, for `max_num_seqs` sequences.
 
     Raises:
         UnsupportedModel: heads that the kernels lack.
@@ -225,7 +225,7 @@ def _load(
     gpu: Gpu,
     progress: Progress | None,
 ) -> tuple[Callable[[PlanLayout], CudaStep], int, int]:
-    """As `make_step`, with the kernels compiled meanwhile."""
+    """Make the step while the kernels compile."""
     small = decoder.representative()
     compiler = KernelCompiler(lambda: launch_steps(config, small, plan, torch.device("meta")), gpu.ordinal)
     made = make_step(config, decoder, plan, open_weights, torch.device("cuda", gpu.ordinal), progress)

@@ -149,7 +149,7 @@ class CudaStep:
         return logits
 
     def inputs(self, size: StepSize) -> CudaStepInputs:
-        """What steps of a size read: views of the plan where it lies on the device."""
+        """Inputs of steps of a size: views of the plan on the device."""
         inputs = self._inputs.get(size)
         if inputs is None:
             rows = min(size.tokens, self._max_num_seqs)

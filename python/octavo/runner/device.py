@@ -28,7 +28,7 @@ CUDA and torch forbid during a capture in any thread. Reentrant, for garbage col
 _ROOT = Path("/")
 _MIN_CAPABILITY = (8, 0)
 _DRIVER_FILES = ("dev/nvidiactl", "dev/nvhost-gpu", "dev/dxg")
-"""What a driver shows: of a card, of a board whose GPU is built in, and of Windows' subsystem."""
+"""Signs of a driver: for a card, for a board with a built-in GPU, and for WSL."""
 
 
 class Gpu(NamedTuple):
@@ -88,7 +88,7 @@ def resolve_dtype(config: EngineConfig, device: str) -> str:
 
 
 def why_cpu(config: EngineConfig) -> str:
-    """What a refusal of the CPU adds where `auto` chose it: why there is no GPU, in brackets; else nothing."""
+    """For errors on a CPU that `auto` chose: why there is no GPU, in brackets; else empty."""
     reason = _what_is_missing() if config.device == "auto" else None
     return "" if reason is None else f" (no GPU is used: {reason})"
 

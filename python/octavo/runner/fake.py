@@ -43,7 +43,7 @@ def fake_model_info(
     max_model_len: int = 4096,
     max_num_seqs: int = 256,
 ) -> ModelInfo:
-    """What a fake runner claims to be."""
+    """The model of a fake runner."""
     return ModelInfo(
         name="fake",
         architecture="Fake",
@@ -60,7 +60,7 @@ def fake_model_info(
 
 
 class FakeOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """How a fake model behaves, written behind its name: `fake?step_ms=5&end_after=100`.
+    """Behavior of a fake model, written after its name: `fake?step_ms=5&end_after=100`.
 
     Attributes:
         step_ms: milliseconds a step takes.

@@ -1,4 +1,4 @@
-"""How much memory this process may still take, from what Linux says."""
+"""Free memory for this process, as Linux reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop and a runner say to each other.
+"""The interface between the engine loop and a runner.
 
 A runner owns the device: the model, the KV cache, the plan arenas and what stays on the device between steps. The
 loop knows it by `attach` (once), `launch` (for every planned step) and the `result` of the handle that gives.
@@ -26,7 +26,7 @@ def mask_words(vocab_size: int) -> int:
 
 
 class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """What a loaded model is and may do; all the loop and the server need to know of it.
+    """Properties and limits of a loaded model, for the engine loop and the server.
 
     Attributes:
         name: the model as the settings named it.
@@ -73,7 +73,7 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class StepResult:
-    """What one step sampled.
+    """Samples of one step.
 
     Attributes:
         num_logits: L, the samples of the step; their int32 ids lie in the result buffer of the step's arena.

@@ -1,4 +1,4 @@
-"""What an engine will take of the memory that is free, worked out before anything is loaded. Imports no torch."""
+"""Memory plan of an engine, computed before loading. Imports no torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MIN_HEAD_ROWS, _MAX_HEAD_ROWS = 16, 256
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceNeeds:
-    """What a device asks for beside weights, activations and KV cache.
+    """Memory that a device needs besides weights, activations and KV cache.
 
     Attributes:
         device: `cpu` or `cuda`.
@@ -77,7 +77,7 @@ class DeviceNeeds:
 
 
 class MemoryPlan(msgspec.Struct, kw_only=True, frozen=True):
-    """Where the memory of one engine goes, in bytes.
+    """Memory of one engine, in bytes.
 
     Attributes:
         model: its name.
@@ -190,7 +190,7 @@ def head_rows(vocab_size: int, max_num_seqs: int) -> int:
 
 
 def cpu_needs(mlp_rows: int, max_num_seqs: int) -> DeviceNeeds:
-    """What a CPU asks for; its default is to leave the machine to others but for 1 GiB of KV cache."""
+    """Needs of a CPU. The KV cache has 1 GiB by default, since others use the machine too."""
     return DeviceNeeds(
         device="cpu",
         max_num_seqs=max_num_seqs,

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory an engine takes while it is built, whatever else the process and others hold of it."""
+"""Measures how much GPU memory an engine takes while it is built, apart from other users of the GPU."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["build_runner", "plan_model"]
 
 _KEPT_BLOCKS = 0.9
-"""Of the KV cache's blocks, the share that more sequences must leave."""
+"""Share of the KV cache's blocks that must remain with more sequences."""
 
 
 def plan_model(config: EngineConfig, source: ModelSource) -> MemoryPlan:
-    """What the model would take, from its files' headers alone; for a CPU it imports no torch.
+    """The memory plan of a model, from its files' headers alone. For a CPU it imports no torch.
 
     Raises:
         ModelError, ConfigError, NotEnoughMemory: as `build_runner`, as far as they show without loading.

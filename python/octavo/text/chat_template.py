@@ -49,7 +49,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class _TemplateError(Exception):
-    """What a template raises by `raise_exception`, on purpose."""
+    """The error of a template's `raise_exception`."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -289,14 +289,14 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call(context, function, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Any:
-        """As the sandbox's, without widths that no template needs."""
+        """Format a value; very large widths are refused."""
         text = getattr(value, "__self__", None)
         if isinstance(text, str) and getattr(value, "__name__", "") in ("format", "format_map"):
             _check_format(text)
         return super().wrap_str_format(value)
 
     def concatenate(self, *parts: Any) -> str:
-        """What `~` does."""
+        """The operator `~`."""
         texts = [str(part) for part in parts]
         _check_length(sum(map(len, texts)))
         return "".join(texts)

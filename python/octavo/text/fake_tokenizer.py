@@ -19,7 +19,7 @@ PASSAGE = (
     " and the number was always small. “Déjà vu,” he told the cat 🐈. The cat did not answer. Then spring returned with"
     " its ferries, its visitors and its questions, and he told them this story from the beginning:"
 )
-"""What a fake model writes: words of ASCII, and characters of two, three and four bytes among them."""
+"""The text of a fake model: ASCII words, and characters of two, three and four bytes."""
 
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _CHAT_TEMPLATE = (

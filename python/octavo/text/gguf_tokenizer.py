@@ -34,7 +34,7 @@ def read_gguf_tokenizer(path: Path) -> TokenizerParts | None:
 
 
 def parts_from_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerParts | None:
-    """As `read_gguf_tokenizer`, of metadata at hand.
+    """Build the tokenizer from metadata; see `read_gguf_tokenizer`.
 
     Args:
         metadata: the file's keys and values.

@@ -1,4 +1,4 @@
-"""What a GGUF file says about single tokens."""
+"""Token properties in GGUF metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of tokenizer file is brought to."""
+"""The common form of every kind of tokenizer file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TokenizerParts:
 
 
 def surround(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> processors.PostProcessor:
-    """What puts (text, id) of BOS before, and of EOS behind, every text; None puts nothing there."""
+    """A post-processor that adds BOS before and EOS after every text, each as (text, id) or None."""
     from tokenizers import processors
 
     before = [bos[0]] if bos else []

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["MARK", "merges_of", "sentencepiece_tokenizer"]
 
 MARK = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's character for a space."""
 
 
 def sentencepiece_tokenizer(

@@ -28,7 +28,7 @@ _UNKNOWN = 2
 
 
 class _Model(msgspec.Struct):
-    """What the file says, with the format's defaults."""
+    """The fields of the file, with the format's defaults."""
 
     pieces: list[str] = []
     scores: list[float] = []

@@ -26,7 +26,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes(msgspec.Struct, frozen=True):
-    """What `_core.TokenTable` is built from.
+    """The input of `_core.TokenTable`.
 
     Attributes:
         tokens: bytes of each id; empty where an id has no token.
@@ -49,7 +49,7 @@ class TokenBytes(msgspec.Struct, frozen=True):
 
 
 class _Rules(msgspec.Struct):
-    """What a decoder does with one token."""
+    """The effect of a decoder on one token."""
 
     byte_level: bool = False
     byte_fallback: bool = False

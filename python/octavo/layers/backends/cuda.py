@@ -45,7 +45,7 @@ MLP_ROWS = 4096
 """Enough that a product of a slice keeps every multiprocessor busy; more would only cost memory."""
 
 KV_CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
-"""What `kv_cache_dtype` may name besides `auto`, which is the model's dtype."""
+"""Values of `kv_cache_dtype` besides `auto`, the model's dtype."""
 
 
 def check_kernels(decoder: Decoder) -> None:

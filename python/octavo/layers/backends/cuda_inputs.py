@@ -30,7 +30,7 @@ def has_prompts(kind: StepKind) -> bool:
 
 
 class StepSize(NamedTuple):
-    """What steps of one graph have in common.
+    """Size and kind of the steps of one graph.
 
     Attributes:
         kind: which rows there may be.
@@ -45,7 +45,7 @@ class StepSize(NamedTuple):
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class CudaStepInputs(StepInputs):
-    """As `StepInputs`, for every step of one kind and size: what varies from step to step is read on the device.
+    """`StepInputs` for every step of one kind and size; values that vary between steps are read on the device.
 
     `num_tokens` and `num_rows` are bounds. Tokens beyond the step's own are padding: id 0, position 0, cache slot -1.
 

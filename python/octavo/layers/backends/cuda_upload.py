@@ -177,7 +177,7 @@ def _check(name: str, part: WeightPart, count: int) -> None:
 
 
 def _staged_dtype(kind: str, dtype: torch.dtype) -> torch.dtype:
-    """What lies in a staging buffer: the stored numbers, or dequantized ones."""
+    """Content of a staging buffer: stored or dequantized numbers."""
     stored = _STORED.get(kind)
     if stored is not None:
         return stored

@@ -114,7 +114,7 @@ async def _token_ids(
 
 
 async def _best(events: AsyncGenerator[OutputEvent, None], num_prompts: int, candidates: int, n: int) -> list[Choice]:
-    """Of each prompt's candidates the n whose tokens are the likeliest on average, best first."""
+    """The n candidates of each prompt with the highest mean log probability, best first."""
     choices = await collect(events, num_prompts * candidates)
     best = []
     for start in range(0, len(choices), candidates):
