@@ -263,7 +263,7 @@ def test_a_real_vocabulary() -> None:
         ("json", "false", "false"),
         ("regex", "a(", "unclosed group"),
         ("regex", r"(a)\1", "backreferences"),
-        ("regex", "(?=a)b", "look-around"),
+        ("regex", "a(?=b)b", "look-ahead"),
         ("choice", "[]", "at least one"),
         ("choice", '["a", 1]', "list of texts"),
         ("choice", '"a"', "list of texts"),
