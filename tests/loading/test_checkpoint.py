@@ -162,7 +162,7 @@ def test_an_index_cannot_leave_its_folder(make_checkpoint, tmp_path, file):
     (tmp_path / "outside.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     index = {"weight_map": dict.fromkeys(tensors, file)}
     (inside / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CorruptFile, match="no file of this folder"):
+    with pytest.raises(CorruptFile, match="not a file of this folder"):
         open_weights(resolve_model(str(inside)))
 
 
